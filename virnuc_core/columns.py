@@ -12,14 +12,16 @@ if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
 
 
-def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
+Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
+
+
+def offsets_of(lengths: npt.ArrayLike) -> Int64:
     """Running sum of n lengths from 0, int64 (n + 1,)."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-def concatenated_ranges(
-    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def concatenated_ranges(starts: Int64, lengths: Int64) -> tuple[Int64, Int64]:
     """Concatenates the n ranges starts[i]..starts[i] + lengths[i] - 1; also returns their offsets, int64 (n + 1,)."""
     offsets = offsets_of(lengths)
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1]), offsets
@@ -32,14 +34,14 @@ class ByteColumn:
     `offsets` is int64 (n + 1,), ascending, and may start above 0, so that a range of rows is a view.
     """
 
-    data: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
+    data: UInt8
+    offsets: Int64
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
-    def lengths(self) -> npt.NDArray[np.int64]:
+    def lengths(self) -> Int64:
         """int64 (n,), in bytes."""
         return np.diff(self.offsets)
 
@@ -50,9 +52,7 @@ class ByteColumn:
         return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets_of([len(s) for s in encoded]))
 
     @classmethod
-    def gather(
-        cls, source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-    ) -> Self:
+    def gather(cls, source: UInt8, starts: Int64, lengths: Int64) -> Self:
         """Copies the ranges source[starts[i] : starts[i] + lengths[i]]."""
         index, offsets = concatenated_ranges(starts, lengths)
         return cls(source[index], offsets)
@@ -61,7 +61,7 @@ class ByteColumn:
         """Rows begin..end-1 as a view."""
         return type(self)(self.data, self.offsets[begin : end + 1])
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Self:
+    def take(self, rows: Int64) -> Self:
         """Copies the given rows in the given order."""
         return self.gather(self.data, self.offsets[rows], self.lengths[rows])
 

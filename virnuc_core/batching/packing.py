@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from virnuc_core.columns import ByteColumn, concatenated_ranges
+from virnuc_core.columns import ByteColumn, Int64, concatenated_ranges
 
 _log = logging.getLogger(__name__)
 
 
-def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def distinct_rows(column: ByteColumn) -> tuple[Int64, Int64]:
     """The first row of each distinct string, int64 (d,), ascending; and the number of each row's string, int64 (n,).
 
     The column has less than 2 GiB. Arrow does it without the interpreter, which launches kernels meanwhile.
@@ -37,17 +36,17 @@ class Packing:
     tokens in all batches; a sequence over the budget counts as a full batch.
     """
 
-    rows: npt.NDArray[np.int64]
-    bounds: npt.NDArray[np.int64]
+    rows: Int64
+    bounds: Int64
     capacity: int
 
     @property
-    def batches(self) -> list[npt.NDArray[np.int64]]:
+    def batches(self) -> list[Int64]:
         """The rows of each batch."""
         return [self.rows[begin:end] for begin, end in pairwise(self.bounds.tolist())]
 
 
-def pack(num_tokens: npt.NDArray[np.int64], token_budget: int) -> Packing:
+def pack(num_tokens: Int64, token_budget: int) -> Packing:
     """Assigns every sequence to one batch, deterministically; one longer than `token_budget` runs alone.
 
     `num_tokens` is int64 (n,), all above 0.

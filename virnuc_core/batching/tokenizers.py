@@ -10,13 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from virnuc_core.columns import ByteColumn, concatenated_ranges
+from virnuc_core.columns import ByteColumn, Int64, concatenated_ranges
 from virnuc_core.errors import CheckpointError
 from virnuc_core.files import parse_object
 
-# Encodings take about 0.5 kB per token, so they are made and freed block by block. Converting a block to Python
-# objects holds the GIL: 1 ms at this size.
-_BLOCK_BASES: Final = 1 << 18
 _MAX_VOCAB_SIZE: Final = 1 << 20
 
 
@@ -25,13 +22,13 @@ class TokenColumn:
     """Token ids of n sequences, special tokens included; sequence i is input_ids[offsets[i]:offsets[i + 1]]."""
 
     input_ids: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
+    offsets: Int64
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
-    def num_tokens(self) -> npt.NDArray[np.int64]:
+    def num_tokens(self) -> Int64:
         """int64 (n,), tokens of each sequence."""
         return np.diff(self.offsets)
 
@@ -41,7 +38,7 @@ class TokenColumn:
         bounds: npt.NDArray[np.int32] = (self.offsets - self.offsets[0]).astype(np.int32)
         return bounds
 
-    def take(self, rows: npt.NDArray[np.int64]) -> "TokenColumn":
+    def take(self, rows: Int64) -> "TokenColumn":
         """Copies the given rows, in the given order."""
         index, offsets = concatenated_ranges(self.offsets[rows], self.num_tokens[rows])
         return TokenColumn(self.input_ids[index], offsets)
@@ -98,11 +95,14 @@ class DnabertTokenizer:
 
     def encode(self, sequences: ByteColumn) -> TokenColumn:
         """Tokenizes DNA of upper-case letters and any length."""
+        # Encodings take about 0.5 kB per token, so they are made and freed block by block. Converting a block to Python
+        # objects holds the GIL: 1 ms at this size.
+        block_bases = 1 << 18
         blocks = [np.empty(0, np.int32)]
         offsets = np.zeros(len(sequences) + 1, np.int64)
         begin = 0
         while begin < len(sequences):
-            limit = sequences.offsets[begin] + _BLOCK_BASES
+            limit = sequences.offsets[begin] + block_bases
             end = max(begin + 1, int(np.searchsorted(sequences.offsets, limit, side="right")) - 1)
             encodings = self._tokenizer.encode_batch_fast(sequences.rows(begin, end).to_strings())
             ids = [encoding.ids for encoding in encodings]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import ByteColumn
+from virnuc_core.columns import ByteColumn, Int64
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import atomic_path, file_digest, from_json, parse_object, write_text
 from virnuc_core.sequences.frames import FRAME_NAMES
@@ -34,8 +34,6 @@ from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile, chunk_s
 
 if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
-
-Int64 = npt.NDArray[np.int64]
 
 SCHEMA_VERSION: Final = 4
 REJECTED_NAME: Final = "rejected.tsv"

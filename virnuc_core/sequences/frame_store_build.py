@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import ByteColumn
+from virnuc_core.columns import ByteColumn, Int64
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import atomic_path, naming, sync_file, sync_folder, temporary_name
 from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name
@@ -29,8 +29,6 @@ from virnuc_core.sequences.reader import STDIN, Record, input_digest, iter_recor
 from virnuc_core.specs import Alphabet, ChunkRule, FrameRule
 
 logger = logging.getLogger(__name__)
-
-Int64 = npt.NDArray[np.int64]
 
 REJECTED_HEADER: Final = "record\tid\tfile\tlength\treason\n"
 # Letters per batch: small enough for the CPU cache, large enough to amortise NumPy calls.

@@ -4,16 +4,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from virnuc_core.columns import ByteColumn, concatenated_ranges, offsets_of
+from virnuc_core.columns import ByteColumn, Int64, UInt8, concatenated_ranges, offsets_of
 from virnuc_core.specs import ChunkRule, chunk_steps
 
-Int64 = npt.NDArray[np.int64]
-UInt8 = npt.NDArray[np.uint8]
-
 FRAME_NAMES: Final = ("F1", "F2", "F3", "R1", "R2", "R3")
-STRETCHES: Final = 2  # most stop-free stretches of a chunk
 LEAST_RESIDUES: Final = 10  # in such a stretch
 
 _STANDARD_CODE = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
@@ -128,7 +123,7 @@ def longest_stretches(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     left, longest = _longest_runs(frames)
     by_length = np.argsort(-longest.reshape(-1, 6), axis=1, kind="stable")
     is_kept = np.zeros((len(starts), 6), np.bool_)
-    np.put_along_axis(is_kept, by_length[:, :STRETCHES], True, axis=1)
+    np.put_along_axis(is_kept, by_length[:, :2], True, axis=1)
     kept = np.flatnonzero(is_kept.ravel() & (longest >= LEAST_RESIDUES))
 
     chunk, frame = np.divmod(kept, 6)
