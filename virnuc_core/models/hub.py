@@ -207,8 +207,11 @@ def _copy(checkpoint: Checkpoint, folder: Path) -> None:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}-") as scratch:
-        made = shutil.copytree(checkpoint.location, Path(scratch) / folder.name)
-        write_sums(made, (path for path in made.iterdir() if path.name != SUMS_NAME))
+        made = Path(scratch) / folder.name
+        made.mkdir()
+        for path in (*checkpoint.files, *checkpoint.location.glob("*.json")):
+            shutil.copyfile(path, made / path.name)
+        write_sums(made, list(made.iterdir()))
         for path in made.iterdir():
             sync_file(path)
         os.replace(made, folder)
