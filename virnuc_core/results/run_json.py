@@ -244,7 +244,7 @@ def read_records(report: Path) -> dict[str, FileRecord]:
         files = parse_object(report.read_bytes())["files"]
         if not isinstance(files, list):
             raise ValueError("files is no list")
-        records = [from_json(FileRecord, file, f"files[{i}].") for i, file in enumerate(files)]
+        records = [from_json(FileRecord, file) for file in files]
     except (OSError, ValueError, KeyError) as error:
         raise DamagedFileError(
             f"{report} does not say what the result files of the run are ({error!r}): run the same command again."

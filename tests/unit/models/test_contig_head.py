@@ -134,7 +134,7 @@ def tensor_with(name: str, value: float) -> Callable[[dict[str, Any], dict[str, 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda stated, _: stated.pop("spec"), "it is a NoneType and no object"),
+        (lambda stated, _: stated.pop("spec"), "it is no object"),
         (lambda _, state: state.pop("gate.weight"), "gate.weight"),
         (lambda _, state: state.update({"gate.weight": state["gate.weight"].half()}), "finite ones in fp32"),
         (tensor_with("gate.weight", float("nan")), "gate.weight holds other numbers than finite"),
