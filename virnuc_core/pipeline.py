@@ -15,6 +15,7 @@ from virnuc_core.errors import storage_error
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import index_inputs
+from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.inference.shard import (
     ShardCounters,
     iter_shard_results,
@@ -25,7 +26,6 @@ from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.run_json import RunAs, RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.results.tables import TableCounts, write_tables
@@ -235,7 +235,8 @@ def aggregate(run: Run) -> None:
 def classify(run: Run) -> None:
     """Classifies chunks and contigs from the scores, and writes the tables."""
     plan, store = run.plan, FrameStore.open(run.folder.frames)
-    run.counts = write_tables(run.folder, store, plan.threshold, contig_head_of(plan), plan.fdr)
+    assert plan.head is not None
+    run.counts = write_tables(run.folder, store, load_planned_head(plan.head), plan.threshold, plan.fdr)
 
 
 def fit(run: Training) -> None:

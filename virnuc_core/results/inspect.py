@@ -11,12 +11,10 @@ import h5py
 
 from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
+from virnuc_core.files import file_digest
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
-from virnuc_core.models.catalogue import read_purpose
-from virnuc_core.models.classifier import classifier_fingerprint
-from virnuc_core.models.contig_head import ContigHead
-from virnuc_core.models.heads import describe_inputs, load_head
+from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings import Embeddings
@@ -245,12 +243,11 @@ def _read_checkpoint(path: Path) -> Facts:
 def _read_head(path: Path) -> Facts:
     head = load_head(path)
     yield "features", str(head.in_features)
-    yield "frames", FRAMES_IN_WORDS[read_purpose(path).frames]
-    if isinstance(head, ContigHead):
-        yield "takes", describe_inputs(head)
-        yield "classes", ", ".join(head.spec.classes)
-        yield "centroids", str(len(head.centroids))
-    yield "fingerprint", classifier_fingerprint(path)
+    yield "frames", FRAMES_IN_WORDS[head.frames]
+    yield "takes", head.inputs_in_words
+    if head.classes:
+        yield "classes", ", ".join(head.classes)
+    yield "fingerprint", file_digest(path)
 
 
 def _read_sequences(path: Path) -> Facts:

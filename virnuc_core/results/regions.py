@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from virnuc_core.results.calls import DEFAULT_THRESHOLD, Tier
+from virnuc_core.results.calls import DEFAULT_THRESHOLD
 from virnuc_core.results.writers import (
     decimals,
     fasta_record,
@@ -35,6 +35,7 @@ from virnuc_core.results.writers import (
     six_decimals,
 )
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.specs import Tier
 
 # Log-odds of virus; the lower half is not viral. MAX_LOG_ODDS and MIN_LOG_ODDS bound the magnitude of a chunk's log-odds.
 LEVELS: Final = np.arange(-3.75, 4.0, 0.5)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.columns import concatenated_ranges
-from virnuc_core.models.contig_head import ContigHead
+from virnuc_core.models.heads import ContigHead
 from virnuc_core.models.memory import to_device
 
 Int64 = npt.NDArray[np.int64]

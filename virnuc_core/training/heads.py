@@ -11,22 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.errors import InputError
-from virnuc_core.files import make_folder, write_text
+from virnuc_core.files import file_digest, make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
-from virnuc_core.models.classifier import classifier_fingerprint
-from virnuc_core.models.contig_head import ContigHead, HeadSpec
-from virnuc_core.models.heads import load_head, save_head
-from virnuc_core.results.calls import (
-    ChunkCalls,
-    ContigCalls,
-    call_chunks,
-    call_contigs,
-    call_scored_chunks,
-    call_scored_contigs,
-)
-from virnuc_core.results.contig_scores import score_contigs
+from virnuc_core.models.heads import ContigHead, HeadSpec, load_head, save_head
+from virnuc_core.models.scores import ScoredRows
+from virnuc_core.results.calls import ChunkCalls, ContigCalls, call_chunks, call_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
@@ -278,7 +269,7 @@ def fit_head(
     write_text(folder.training / "figures.json", json.dumps(document, indent=1) + "\n")
     return FittedHead(
         path=out,
-        fingerprint=classifier_fingerprint(out),
+        fingerprint=file_digest(out),
         trained=trained,
         calls=calls,
         work=work,
@@ -378,13 +369,15 @@ def _call(
     results = score_frames(folder, plan, store, Scorer(head, "cpu"), rows)
     row_chunk = (np.cumsum(is_chunk) - 1)[store.frame_chunk[rows]]
     contig = (np.cumsum(is_wanted) - 1)[store.chunk_record[is_chunk]]
-    chunks = call_chunks(results["scores"], row_chunk, store.frame_number[rows], len(contig))
-    if not isinstance(head, ContigHead):
-        return chunks, call_contigs(chunks, contig, int(is_wanted.sum()))
-    codes = results["codes"]
-    scores = score_contigs(head, lambda begin, end: codes[begin:end], row_chunk, contig, int(is_wanted.sum()))
-    chunks = call_scored_chunks(chunks, scores)
-    return chunks, call_scored_contigs(chunks, contig, scores)
+    scored = ScoredRows(
+        read=lambda name, begin, end: results[name][begin:end],
+        chunk=row_chunk,
+        contig=contig,
+        num_contigs=int(is_wanted.sum()),
+    )
+    scores = head.score_contigs(scored)
+    chunks = call_chunks(scored, store.frame_number[rows], scores)
+    return chunks, call_contigs(chunks, contig, scores, head.tier_rules)
 
 
 def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mapping[str, Any]:
@@ -508,8 +501,7 @@ def score_frames(
     parts = []
     for shard, result in iter_shard_results(folder, plan):
         own = rows[slice(*np.searchsorted(rows, (shard.begin, shard.end)))]
-        sizes = store.sizes(own) if plan.frames == "longest" else None
-        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=sizes))
+        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=store.sizes(own)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

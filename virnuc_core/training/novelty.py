@@ -4,7 +4,7 @@ Shape legend: P pieces of contigs, Z width of an embedding, M centroids.
 """
 
 import logging
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,8 @@ import torch
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
-from virnuc_core.models.contig_head import ContigHead
-from virnuc_core.results.contig_scores import score_contigs
+from virnuc_core.models.heads import ContigHead
+from virnuc_core.models.scores import ScoredRows
 from virnuc_core.training.contigs import LabelledRuns, cut_runs
 
 MOST_CENTROIDS: Final = 512
@@ -68,14 +68,19 @@ def fit_centroids(embeddings: Float32, seed: int = 0) -> Float32:
 def embed_pieces(head: ContigHead, runs: LabelledRuns, seed: int = 0) -> tuple[Float32, Int64]:
     """Cuts runs into pieces of 1 to 24 chunks and embeds these, (P, Z); also gives the run of each, (P,)."""
 
-    def read_codes(begin: int, end: int) -> npt.NDArray[np.float16]:
+    def read(name: str, begin: int, end: int) -> npt.NDArray[Any]:
         rows = slice(begin, end)
         features, sizes = torch.from_numpy(runs.features[rows]), torch.from_numpy(runs.sizes[rows])
-        return np.asarray(head.score_rows(features, sizes)[1].numpy())
+        return np.asarray(head.score_rows(features, sizes)[name].numpy())
 
     pieces = list(cut_runs(runs.first_chunk, np.random.default_rng(seed)))
     lengths = np.array([end - first for _, (first, end) in pieces], np.int64)
-    row_chunk = np.repeat(np.arange(len(runs.first_row) - 1), np.diff(runs.first_row))
-    chunk_piece = np.repeat(np.arange(len(pieces)), lengths)
-    scores = score_contigs(head, read_codes, row_chunk, chunk_piece, len(pieces))
-    return scores.embedding, np.array([run for run, _ in pieces], np.int64)
+    rows = ScoredRows(
+        read=read,
+        chunk=np.repeat(np.arange(len(runs.first_row) - 1), np.diff(runs.first_row)),
+        contig=np.repeat(np.arange(len(pieces)), lengths),
+        num_contigs=len(pieces),
+    )
+    embedding = head.score_contigs(rows).embedding
+    assert embedding is not None
+    return embedding, np.array([run for run, _ in pieces], np.int64)

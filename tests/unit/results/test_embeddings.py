@@ -25,7 +25,7 @@ from virnuc_core.errors import (
     VirnucError,
 )
 from virnuc_core.inference.shard import read_shard, shard_identity
-from virnuc_core.models.classifier import MLPClassifier, save_classifier
+from virnuc_core.models.heads import MLPClassifier, save_head
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.rescore import score_embeddings
@@ -340,7 +340,7 @@ def test_hostile_ids_cannot_tear_the_table_of_scores(
 
 
 def test_heads_that_do_not_fit(path: Path, tmp_path: Path) -> None:
-    save_classifier(MLPClassifier(192), tmp_path / "300.safetensors", {"chunk_length": 300})
+    save_head(MLPClassifier(192), tmp_path / "300.safetensors", {"chunk_length": 300})
     make_head(tmp_path / "wide.safetensors", 100)
     for head, error, message in (
         ("wide.safetensors", MismatchError, "100"),

@@ -28,9 +28,8 @@ from virnuc_core.inference.device import cpu_has_fast_bf16
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.models.catalogue import frames_of, require_head
-from virnuc_core.models.contig_head import ContigHead, save_contig_head
-from virnuc_core.models.heads import load_head
-from virnuc_core.results import contig_scores, tables
+from virnuc_core.models.heads import ContigHead, load_head, save_head
+from virnuc_core.results import tables
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.fdr import call_at_fdr, estimate_mixture
@@ -153,7 +152,7 @@ def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeMod
 def test_novel_contigs_are_unsure(run: MadeRun, made_models: MadeModels, tmp_path: Path) -> None:
     made, usual = copy_of(run, tmp_path / "run"), copy_of(run, tmp_path / "usual")
     head = contig_head(made_models, 0.3)
-    write_tables(usual.folder, usual.store, head=head)
+    write_tables(usual.folder, usual.store, head)
     with (
         Embeddings(run.folder.embeddings, own=True) as file,
         tables.scoring_contigs(head, run.store, file) as blocks,
@@ -165,7 +164,7 @@ def test_novel_contigs_are_unsure(run: MadeRun, made_models: MadeModels, tmp_pat
     limit = float(np.nanmedian(expected))
     head.centroids = torch.from_numpy(centroids)
     head.novelty_limit.fill_(limit)
-    write_tables(made.folder, made.store, head=head)
+    write_tables(made.folder, made.store, head)
     found, without = (pd.read_parquet(one.folder.contigs_parquet) for one in (made, usual))
     assert without.novelty.isna().all()
     np.testing.assert_allclose(found.novelty, expected, atol=1e-6)
@@ -189,7 +188,7 @@ def test_a_chunk_of_one_row_has_the_score_of_its_row(run: MadeRun) -> None:
 
 
 def test_the_tables_do_not_depend_on_threads_or_much_on_blocks(
-    run: MadeRun, made_models: MadeModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: MadeRun, made_models: MadeModels, tmp_path: Path
 ) -> None:
     made = copy_of(run, tmp_path / "run")
     head = load_head(made_models.longest_head)
@@ -197,14 +196,12 @@ def test_the_tables_do_not_depend_on_threads_or_much_on_blocks(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        write_tables(made.folder, made.store, head=head)
+        write_tables(made.folder, made.store, head)
     finally:
         torch.set_num_threads(before)
     assert tables_of(made) == tables_of(run)
     for size in (1, 7):
-        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", size)
-        monkeypatch.setattr(contig_scores, "_BLOCK_CHUNKS", size)
-        write_tables(made.folder, made.store, head=head)
+        write_tables(made.folder, made.store, head, block_chunks=size)
         for name in ("contigs_parquet", "predictions_parquet", "regions_parquet"):
             found, expected = (pd.read_parquet(getattr(one.folder, name)) for one in (made, run))
             pd.testing.assert_frame_equal(found, expected, atol=1e-3)
@@ -225,16 +222,14 @@ def test_contigs_are_called_at_a_promised_rate(
     run: MadeRun,
     made_models: MadeModels,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     fdr: float,
     is_strict: bool,
     block: int,
 ) -> None:
-    monkeypatch.setattr(tables, "_BLOCK_CHUNKS", block)
     made, head = copy_of(run, tmp_path / "run"), contig_head(made_models, 0.3)
-    usual_calls = write_tables(made.folder, made.store, head=head).contigs_virus
+    usual_calls = write_tables(made.folder, made.store, head).contigs_virus
     usual = {path: path.read_bytes() for path in made.folder.results if path.exists()}
-    counts = write_tables(made.folder, made.store, head=head, fdr=fdr)
+    counts = write_tables(made.folder, made.store, head, fdr=fdr, block_chunks=block)
     contigs = pd.read_parquet(made.folder.contigs_parquet)
     p_virus = contigs.p_virus.to_numpy(np.float64)
     mixture = estimate_mixture(p_virus)
@@ -267,7 +262,7 @@ def test_false_calls_are_expected_of_a_threshold(
     run: MadeRun, made_models: MadeModels, tmp_path: Path, threshold: float
 ) -> None:
     made = copy_of(run, tmp_path / "run")
-    counts = write_tables(made.folder, made.store, threshold, head=contig_head(made_models))
+    counts = write_tables(made.folder, made.store, contig_head(made_models), threshold)
     p_virus = pd.read_parquet(made.folder.contigs_parquet).p_virus.to_numpy(np.float64)
     at_share = estimate_mixture(p_virus).p_virus[p_virus >= threshold]
     assert counts.contigs_virus == len(at_share)
@@ -289,7 +284,7 @@ def test_a_sample_of_one_contig_and_of_none_with_a_score(
     made = plan_run(tmp_path / "run", fasta, config)
     made.compute()
     aggregate(made.folder, made.plan, made.store)
-    counts = write_tables(made.folder, made.store, head=contig_head(made_models), fdr=made.plan.fdr)
+    counts = write_tables(made.folder, made.store, contig_head(made_models), fdr=made.plan.fdr)
     assert counts.contigs_unscored == len(sequences) - scored
     assert (counts.sample is None) == (scored == 0)
     if counts.sample:
@@ -347,9 +342,9 @@ def test_stored_starts_are_where_the_dna_begins(
         assert file.starts is not None
         assert file.starts.tolist() == store.frame_start.tolist() == file.as_dataframe().start.tolist()
     with h5py.File(tmp_path / "y.h5", "w") as other:
-        other["ids"], other["dna"], other["protein"] = ["a"], np.zeros((1, 4)), np.zeros((1, 4))
+        other["ids"], other["dna"], other["protein"] = ["a"], np.zeros((1, 96)), np.zeros((1, 96))
         other.attrs["frames"] = "longest"
-    with pytest.raises(UsageError, match="has no 'sizes', which a head for the longest"):
+    with pytest.raises(UsageError, match="is for the longest stop-free stretches and needs their 'sizes'"):
         score_embeddings(tmp_path / "y.h5", str(made_models.longest_head), tmp_path / "y.tsv")
     with Embeddings(finished_run.folder.embeddings, own=True) as file:
         assert (file.frames, file.starts) == ("open", None)
@@ -426,7 +421,7 @@ def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
     contigs: Path, made_models: MadeModels, tmp_path: Path
 ) -> None:
     # As wide together, but not each.
-    save_contig_head(make_contig_head(100, 92), tmp_path / "head.safetensors", {})
+    save_head(make_contig_head(100, 92), tmp_path / "head.safetensors", {})
     config = made_models.config(head=str(tmp_path / "head.safetensors"))
     message = "takes DNA and protein vectors of 100 and 92 numbers, but dnabert gives 96 and .* gives 96"
     with pytest.raises(MismatchError, match=message):

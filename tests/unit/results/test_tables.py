@@ -18,12 +18,10 @@ from tests.made_hostile import HOSTILE_NAMES
 from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, plan_run
 from tests.made_reports import slow_lines
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.results import tables, writers
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.regions import ChunkScores, find_regions
-from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, frame_lines, write_tables
+from virnuc_core.results.tables import contig_schema, frame_lines, prediction_schema, write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FrameRule
 
@@ -65,7 +63,7 @@ def test_the_tables_of_virnucpro(finished_run: MadeRun) -> None:
 
 def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
     store, table = finished_run.store, read(finished_run.folder.predictions)
-    assert list(table.columns) == PREDICTION_SCHEMAS["open"].names
+    assert list(table.columns) == prediction_schema("open").names
     ids = table.contig + "_chunk_" + table.chunk.astype(str)
     assert ids.tolist() == store.chunk_id_column(0, store.num_chunks).to_pylist()
     assert (table.start - 1).tolist() == store.chunk_start.tolist()
@@ -83,7 +81,7 @@ def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
 def test_contigs_and_regions_are_those_of_their_chunks(finished_run: MadeRun, contigs: Path) -> None:
     folder = finished_run.folder
     chunks, table = read(folder.predictions), read(folder.contigs)
-    assert list(table.columns) == CONTIG_SCHEMAS["open"].names
+    assert list(table.columns) == contig_schema("open").names
     assert table.record.tolist() == list(range(1, 41))
     assert table.contig.tolist() == finished_run.store.record_names(0, 40)
     for contig in table.itertuples():
@@ -117,14 +115,10 @@ def test_contigs_and_regions_are_those_of_their_chunks(finished_run: MadeRun, co
     assert {"virus", "other"} <= set(table.call)
 
 
-def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_change_nothing(finished_run: MadeRun) -> None:
     before = all_tables(finished_run.folder)
-    for chunks, frames, lines, merged in ((1, 1, 1, 1), (5, 3, 2, 4), (1000, 7, 1000, 3)):
-        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", chunks)
-        monkeypatch.setattr(tables, "_BLOCK_ROWS", frames)
-        monkeypatch.setattr(writers, "_TEXT_ROWS", lines)
-        monkeypatch.setattr(writers, "_MERGED_ROWS", merged)
-        counts = write_tables(finished_run.folder, finished_run.store)
+    for chunks in (1, 5, 1000):
+        counts = write_tables(finished_run.folder, finished_run.store, finished_run.head, block_chunks=chunks)
         assert all_tables(finished_run.folder) == before
         assert counts.contigs_virus + counts.contigs_other + counts.contigs_unscored == 40
         assert counts.chunks == finished_run.store.num_chunks
@@ -142,12 +136,11 @@ def test_every_byte_is_that_of_a_table_written_cell_by_cell(
     run = plan_run(tmp_path / "run", fasta, config, shard_seconds=10.0)
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    contig_head = contig_head_of(run.plan)
-    counts = write_tables(run.folder, run.store, threshold, head=contig_head)
+    counts = write_tables(run.folder, run.store, run.head, threshold)
     assert counts.rejected > 0
     for name in ("predictions", "contigs"):
         table = pq.read_table(getattr(run.folder, f"{name}_parquet"))
-        assert table.schema == (PREDICTION_SCHEMAS if name == "predictions" else CONTIG_SCHEMAS)[frames]
+        assert table.schema == (prediction_schema if name == "predictions" else contig_schema)(frames)
         assert getattr(run.folder, name).read_text() == slow_lines(table, threshold)
         assert "\tNA\t" in slow_lines(table, threshold)
     with Embeddings(run.folder.embeddings, own=True) as file:
@@ -188,9 +181,9 @@ def test_all_tables_agree_about_scores_near_the_threshold(
     with h5py.File(folder.embeddings, "r+") as file:
         p_virus = np.resize(np.array(near, np.float32), len(file["scores"]))
         file["scores"][...] = np.stack([np.float32(1) - p_virus, p_virus], axis=1)
-    write_tables(folder, finished_run.store)
+    write_tables(folder, finished_run.store, finished_run.head)
     usual = all_tables(folder)
-    write_tables(folder, finished_run.store, threshold)
+    write_tables(folder, finished_run.store, finished_run.head, threshold)
     for name in ("prediction_results.txt", "prediction_results_highestscore.csv", "rejected.tsv"):
         assert all_tables(folder)[name] == usual[name], "tables of VirNucPro do not depend on the threshold"
     chunks = read(folder.predictions).query("status == 'scored'")
@@ -211,7 +204,7 @@ def test_no_open_frame_at_all(tmp_path: Path, made_models: MadeModels) -> None:
     fasta.write_text(f">a\n{NO_OPEN_FRAME}\n>empty\n\n>b\n{NO_OPEN_FRAME}\n")
     run = plan_run(tmp_path / "run", fasta, made_models.config())
     aggregate(run.folder, run.plan, run.store)
-    counts = write_tables(run.folder, run.store)
+    counts = write_tables(run.folder, run.store, run.head)
     assert (counts.records, counts.rejected, counts.scored_chunks, counts.contigs_unscored) == (2, 1, 0, 2)
     assert read(run.folder.contigs).contig.tolist() == ["a", "b"]
     assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n"
@@ -231,10 +224,10 @@ def test_embeddings_of_another_run_are_refused(
     run = plan_run(tmp_path / "run", fasta, made_models.config())
     run.folder.embeddings.write_bytes(finished_run.folder.embeddings.read_bytes())
     with pytest.raises(MismatchError, match="different runs"):
-        write_tables(run.folder, run.store)
+        write_tables(run.folder, run.store, run.head)
     run.folder.embeddings.write_bytes(b"nothing")
     with pytest.raises(DamagedFileError, match="cannot be read"):
-        write_tables(run.folder, run.store)
+        write_tables(run.folder, run.store, run.head)
     assert not run.folder.predictions.exists()
 
 
@@ -244,7 +237,7 @@ def test_hostile_names_change_no_row_and_no_cell(made_models: MadeModels, tmp_pa
     run = plan_run(tmp_path / "run", fasta, made_models.config(), shard_seconds=10.0)
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    counts = write_tables(run.folder, run.store)
+    counts = write_tables(run.folder, run.store, run.head)
     rows = {
         run.folder.predictions: counts.chunks,
         run.folder.contigs: counts.records,

@@ -60,7 +60,7 @@ def test_pieces_of_runs_are_embedded_as_contigs_of_their_own() -> None:
     features, sizes = torch.from_numpy(runs.features[rows]), torch.from_numpy(runs.sizes[rows])
     chunk = np.repeat(np.arange(end - begin), np.diff(runs.first_row[begin : end + 1]))
     codes = head.chunk_codes(
-        head.score_rows(features, sizes)[1].float(), torch.from_numpy(chunk), int(end - begin)
+        head.score_rows(features, sizes)["codes"].float(), torch.from_numpy(chunk), int(end - begin)
     )
     expected = head.contigs(codes, torch.zeros(len(codes), dtype=torch.int64), 1).embedding
     np.testing.assert_allclose(embeddings[whole], expected[0], atol=1e-5)

@@ -18,10 +18,9 @@ from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.report.reading import iter_batches, iter_contigs, most_important
 from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Row, Totals, histogram
-from virnuc_core.results.tables import CALL_COLUMN
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule, chunk_steps
+from virnuc_core.specs import FRAME_KINDS, FRAMES_IN_WORDS, FrameRule, chunk_steps
 
 LEVELS: Final = 254  # quantisation of track scores
 NO_SCORE: Final = 255
@@ -71,7 +70,7 @@ def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits | None
         "headline": _headline(document["counts"], totals.values["hosts"]),
         "sample": _sample_in_words(document),
         "run": _run_document(document, limits),
-        "call_column": CALL_COLUMN[frames],
+        "call_column": FRAME_KINDS[frames].call_column,
         "totals": totals.document,
         "chunk_histogram": chunk_histogram.tolist(),
         "names": {"calls": _CALLS, "tiers": _TIERS, "predicted": predicted},
@@ -200,7 +199,7 @@ def _contig_columns(
         "chunks": "chunks",
         "scored": "scored_chunks",
         "viral": "viral_chunks",
-        CALL_COLUMN[frames]: "p_call",
+        FRAME_KINDS[frames].call_column: "p_call",
     }
     columns: Row = {name: [contig[column] for contig in contigs] for name, column in names.items()}
     columns["name"] = [_cut(contig["contig"], limits.name_letters) for contig in contigs]

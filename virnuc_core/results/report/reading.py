@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.report.totals import UNSURE, Row
-from virnuc_core.results.tables import CALL_COLUMN
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FrameRule
+from virnuc_core.specs import FRAME_KINDS, FrameRule
 
 _BATCH_ROWS: Final = 1 << 16
 _PLACED_REGIONS: Final = REGION_SCHEMA.append(pa.field("place", pa.int64()))
@@ -52,7 +51,7 @@ def iter_contigs(folder: RunFolder, frames: FrameRule) -> Iterator[tuple[pa.Tabl
         is_sure = pc.not_equal(regions["tier"], UNSURE).to_numpy()
         added = {
             "place": np.arange(first, first + len(batch)),
-            "p_call": batch[CALL_COLUMN[frames]],
+            "p_call": batch[FRAME_KINDS[frames].call_column],
             "num_regions": np.bincount(rows, minlength=len(batch)),
             "sure_regions": np.bincount(rows[is_sure], minlength=len(batch)),
             "viral_bases": np.bincount(rows, lengths, len(batch)).astype(np.int64),
