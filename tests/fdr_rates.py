@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.results.fdr import DEFAULT_GUARD, DEFAULT_PRIOR, Guard, call_at_fdr, estimate_mixture
+from virnuc_core.results.fdr import DEFAULT_GUARD, Guard, call_at_fdr, estimate_mixture
 
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
@@ -44,7 +44,6 @@ def observe_rates(
     is_viral: Bool,
     design: MixtureDesign,
     fdr: float,
-    prior: float = DEFAULT_PRIOR,
     guard: Guard = DEFAULT_GUARD,
 ) -> ObservedRates:
     """Keeps score of a promise in samples drawn, with replacement, from labelled sequences.
@@ -54,7 +53,6 @@ def observe_rates(
         is_viral: bool (n,), the labels; both kinds are needed.
         design: the samples to draw.
         fdr: promised rate.
-        prior: share of viruses that the probabilities are calibrated for.
         guard: what to allow for.
 
     Raises:
@@ -67,7 +65,7 @@ def observe_rates(
         viral = int(rng.binomial(design.size, design.share))
         rows = np.concatenate((rng.choice(viruses, viral), rng.choice(others, design.size - viral)))
         sample = p_virus[rows]
-        is_called = call_at_fdr(sample, estimate_mixture(sample, prior, guard), fdr).is_virus
+        is_called = call_at_fdr(sample, estimate_mixture(sample, guard), fdr).is_virus
         counts[repeat] = viral, is_called.sum(), is_called[viral:].sum()
     viral_total, calls, false = counts.sum(0).tolist()
     return ObservedRates(
