@@ -5,7 +5,7 @@ calls are the largest set whose mean probability of not being a virus is at most
 
 The promise has to hold for scores that are only about calibrated and for samples of any size, so a `Guard` stands between the
 scores and the calls. Without it, scores with an AUROC of 0.98 that are a fifth too confident (a calibration error of 0.02) give
-35 % false calls for a promise of 10 % where 0.5 % are viruses. `tests.fdr_rates` shows what a guard is worth on labelled sequences.
+35 % false calls for a promise of 10 % where 0.5 % are viruses. The tests show what the guard is worth.
 
 Sources: Saerens, Latinne and Decaestecker (2002), "Adjusting the outputs of a classifier to new a priori probabilities", Neural
 Computation 14, 21-41, for the share; Storey (2003), "The positive false discovery rate: a Bayesian interpretation and the

@@ -23,7 +23,7 @@ from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.specs import InputFile
-from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights
+from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights, embed_pieces, fit_novelty
 from virnuc_core.training.fit import (
     LabelledVectors,
     TrainedHead,
@@ -41,7 +41,6 @@ from virnuc_core.training.labels import (
     read_table,
 )
 from virnuc_core.training.metrics import KnownCalls, Metrics, measure
-from virnuc_core.training.novelty import embed_pieces, fit_novelty
 from virnuc_core.training.split import (
     PARTS,
     TEST,

@@ -6,7 +6,7 @@ import torch
 
 from tests.made_models import make_contig_head
 from tests.unit.training.test_contigs import made_runs
-from virnuc_core.training.novelty import MOST_CENTROIDS, embed_pieces, fit_centroids, fit_novelty
+from virnuc_core.training.contigs import MOST_CENTROIDS, embed_pieces, fit_centroids, fit_novelty
 
 
 def unit_vectors(count: int, seed: int, width: int = 64) -> npt.NDArray[np.float32]:
