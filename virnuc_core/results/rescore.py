@@ -4,7 +4,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,6 @@ from virnuc_core.results.writers import header_line, open_stream
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 
-_BLOCK_ROWS: Final = 2048
-
 
 def score_run(run: Path, head: str, out: Path) -> RunReport:
     """Makes all tables of the predict run in folder `run` with another head, in folder `out`, from the stored vectors.
@@ -56,7 +54,9 @@ def score_run(run: Path, head: str, out: Path) -> RunReport:
         raise UsageError(f"{run} holds no predict run: only those have tables.")
     old.require_own_series()
     new_head = plan_head(head, old.models, old.chunk_length, old.frames)
-    plan = replace(old, head=new_head, embeddings="none", warnings=_warnings(old, run))
+    is_rounded = old.embeddings != "float32"
+    note = f"Scored from the {old.embeddings} vectors of {run.name}: a run with this head may differ in the last digits."
+    plan = replace(old, head=new_head, embeddings="none", warnings=(note,) if is_rounded else ())
     store = FrameStore.open(source.frames)
     with open_run_folder(out, force=False) as folder, Embeddings(source.embeddings, own=True) as file:
         matrices = _matrices_of_both_models(file)
@@ -73,14 +73,6 @@ def score_run(run: Path, head: str, out: Path) -> RunReport:
         report = RunReport(plan=plan, out=str(out), counts=counts, work=work, lanes=(), seconds={}, links={})
         write_report(folder.report, report)
     return report
-
-
-def _warnings(plan: RunPlan, run: Path) -> tuple[str, ...]:
-    if plan.embeddings == "float32":
-        return ()
-    return (
-        f"Scored from the {plan.embeddings} vectors of {run.name}: a run with this head may differ in the last digits.",
-    )
 
 
 def _copy_store(source: Path, target: Path) -> None:
@@ -134,8 +126,8 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
         scorer = Scorer(load_head(resolve_head(head, chunk_length, file.frames)), "cpu")
         with open_stream(out) as write:
             write(header_line(FRAME_COLUMNS))
-            for begin in range(0, len(file), _BLOCK_ROWS):
-                end = min(begin + _BLOCK_ROWS, len(file))
+            for begin in range(0, len(file), 2048):
+                end = min(begin + 2048, len(file))
                 parts = [_finite_rows(file, name, begin, end) for name in matrices]
                 sizes = file.rows(SIZES, begin, end) if SIZES in file else None
                 ids = pa.array(file.read_ids(begin, end), pa.string())

@@ -128,9 +128,12 @@ def write_tables(
                 sample = call_sample(_joined(block.p_contig for block in blocks), threshold, fdr)
             found = sample.threshold if sample else None
             contig_threshold = math.inf if found is None else found
-        caller = _Caller(store, embeddings, head, threshold, contig_threshold)
+
+        def call(block: tuple[int, int]) -> _Block:
+            return _call_block(block, store, embeddings, head, threshold, contig_threshold)
+
         tables = _Tables(folder, store, threshold, stack)
-        with _in_parallel(caller.call, store, block_chunks) as called:
+        with _in_parallel(call, store, block_chunks) as called:
             for block in called:
                 tables.add(block)
         if FRAME_KINDS[head.frames].is_calibrated and fdr is None:
@@ -232,51 +235,44 @@ class _Block:
     regions: list[Region]
 
 
-@dataclass(frozen=True, slots=True)
-class _Caller:
-    """Calls blocks of whole contigs: virus from `threshold` for chunks and from `contig_threshold` for contigs on."""
-
-    store: FrameStore
-    embeddings: Embeddings
-    head: "Head"
-    threshold: float
-    contig_threshold: float
-
-    def call(self, block: tuple[int, int]) -> _Block:
-        """Calls chunks begin..end-1 and their contigs."""
-        (begin, end), store = block, self.store
-        first, last = np.searchsorted(store.frame_chunk, block).tolist()
-        first_contig = int(store.chunk_record[begin])
-        rows = rows_of(store, self.embeddings, begin, end)
-        found = self.head.score_contigs(rows)
-        chunks = call_chunks(rows, store.frame_number[first:last], found, self.threshold)
-        contigs = call_contigs(chunks, rows.contig, found, self.head.tier_rules, self.contig_threshold)
-        classes = tuple(map(cell_text, self.head.classes))
-        starts, ends = store.chunk_start[begin:end], store.chunk_end[begin:end]
-        spans = ChunkScores(contig=rows.contig, start=starts, end=ends, p_virus=chunks.p_region)
-        chunk_table = _prediction_table(store, begin, end, chunks, classes)
-        contig_table = _contig_table(store, first_contig, contigs, classes)
-        return _Block(
-            first_contig=first_contig,
-            frame_lines=self._frame_lines(first, last),
-            chunk_calls=chunks,
-            chunks=chunk_table,
-            chunk_lines=table_lines(chunk_table, self.threshold),
-            highest_scores=_highest_scores(store.chunk_id_column(begin, end), chunks),
-            contig_calls=contigs,
-            contigs=contig_table,
-            contig_lines=table_lines(contig_table, self.contig_threshold),
-            regions=find_regions(spans, threshold=self.threshold),
-        )
-
-    def _frame_lines(self, first: int, last: int) -> list[bytes]:
-        """Lines of prediction_results.txt for the rows first..last-1, in pieces."""
-        lines = []
-        for begin in range(first, last, 1 << 16):
-            end = min(begin + (1 << 16), last)
-            ids = self.store.frame_id_column(begin, end)
-            lines.append(frame_lines(ids, self.embeddings.rows(SCORES, begin, end)))
-        return lines
+def _call_block(
+    block: tuple[int, int],
+    store: FrameStore,
+    embeddings: Embeddings,
+    head: "Head",
+    threshold: float,
+    contig_threshold: float,
+) -> _Block:
+    """Calls chunks begin..end-1 virus from `threshold` on, and their contigs from `contig_threshold` on."""
+    begin, end = block
+    first, last = np.searchsorted(store.frame_chunk, block).tolist()
+    first_contig = int(store.chunk_record[begin])
+    rows = rows_of(store, embeddings, begin, end)
+    found = head.score_contigs(rows)
+    chunks = call_chunks(rows, store.frame_number[first:last], found, threshold)
+    contigs = call_contigs(chunks, rows.contig, found, head.tier_rules, contig_threshold)
+    classes = tuple(map(cell_text, head.classes))
+    starts, ends = store.chunk_start[begin:end], store.chunk_end[begin:end]
+    spans = ChunkScores(contig=rows.contig, start=starts, end=ends, p_virus=chunks.p_region)
+    chunk_table = _prediction_table(store, begin, end, chunks, classes)
+    contig_table = _contig_table(store, first_contig, contigs, classes)
+    lines = []
+    for left in range(first, last, 1 << 16):
+        right = min(left + (1 << 16), last)
+        ids = store.frame_id_column(left, right)
+        lines.append(frame_lines(ids, embeddings.rows(SCORES, left, right)))
+    return _Block(
+        first_contig=first_contig,
+        frame_lines=lines,
+        chunk_calls=chunks,
+        chunks=chunk_table,
+        chunk_lines=table_lines(chunk_table, threshold),
+        highest_scores=_highest_scores(store.chunk_id_column(begin, end), chunks),
+        contig_calls=contigs,
+        contigs=contig_table,
+        contig_lines=table_lines(contig_table, contig_threshold),
+        regions=find_regions(spans, threshold=threshold),
+    )
 
 
 class _Tables:

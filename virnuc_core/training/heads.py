@@ -286,7 +286,7 @@ def _fit_classifier(
 ) -> tuple[TrainedHead, ShardCounters]:
     rng = np.random.default_rng(settings.trainer.seed)
     sampled = [sample_frames(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
-    features, work = read_features(data.folder, data.plan, [rows for rows, _ in sampled])
+    features, work = read_features(data, [rows for rows, _ in sampled])
     train, validation = (
         replace(vectors, features=x) for (_, vectors), x in zip(sampled, features, strict=True)
     )
@@ -299,7 +299,7 @@ def _fit_contig_head(
     seed = settings.trainer.seed
     rng = np.random.default_rng(seed)
     sampled = [sample_runs(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
-    features, work = read_features(data.folder, data.plan, [rows for rows, _, _ in sampled])
+    features, work = read_features(data, [rows for rows, _, _ in sampled])
     train, validation = (replace(runs, features=x) for (_, _, runs), x in zip(sampled, features, strict=True))
     dna_width, protein_width = (model.spec.embedding_dim for model in data.plan.models)
     classes = data.table.class_names
@@ -318,7 +318,7 @@ def calls_of_test_records(data: TrainingData, head: Head) -> dict[str, KnownCall
     is_test = data.part[store.record_number - 1] == TEST
     is_chunk = is_test[store.chunk_record]
     rows = np.flatnonzero(is_chunk[store.frame_chunk])
-    results = score_frames(data.folder, data.plan, store, Scorer(head, "cpu"), rows)
+    results = score_frames(data, Scorer(head, "cpu"), rows)
     scored = ScoredRows(
         read=lambda name, begin, end: results[name][begin:end],
         chunk=(np.cumsum(is_chunk) - 1)[store.frame_chunk[rows]],
@@ -410,7 +410,7 @@ def sample_runs(
 
 
 def read_features(
-    folder: RunFolder, plan: RunPlan, wanted: list[Int64]
+    data: TrainingData, wanted: list[Int64]
 ) -> tuple[list[npt.NDArray[np.float32]], ShardCounters]:
     """Reads fp32 vectors (n, D) of several sets of ascending rows (n,), and sums the counters, in one pass over all shards.
 
@@ -418,10 +418,10 @@ def read_features(
         DamagedFileError: a shard is missing, incomplete or corrupt.
         MismatchError: a shard belongs to another run.
     """
-    width = sum(model.spec.embedding_dim for model in plan.models)
+    width = sum(model.spec.embedding_dim for model in data.plan.models)
     features = [np.empty((len(rows), width), np.float32) for rows in wanted]
     counters = []
-    for shard, result in iter_shard_results(folder, plan):
+    for shard, result in iter_shard_results(data.folder, data.plan):
         for rows, filled in zip(wanted, features, strict=True):
             begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
             filled[begin:end] = _features(result)[rows[begin:end] - shard.begin]
@@ -429,18 +429,16 @@ def read_features(
     return features, sum_counters(counters)
 
 
-def score_frames(
-    folder: RunFolder, plan: RunPlan, store: FrameStore, scorer: Scorer, rows: Int64
-) -> dict[str, npt.NDArray[Any]]:
+def score_frames(data: TrainingData, scorer: Scorer, rows: Int64) -> dict[str, npt.NDArray[Any]]:
     """Results of `Scorer.score` for frames with ascending `rows` (n,), computed shard by shard.
 
     Raises:
         DamagedFileError: a shard is missing, incomplete or corrupt.
     """
     parts = []
-    for shard, result in iter_shard_results(folder, plan):
+    for shard, result in iter_shard_results(data.folder, data.plan):
         own = rows[slice(*np.searchsorted(rows, (shard.begin, shard.end)))]
-        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=store.sizes(own)))
+        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=data.store.sizes(own)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

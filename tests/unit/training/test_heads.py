@@ -69,13 +69,15 @@ def test_features_and_scores_are_those_of_the_shards(run: MadeRun, made_models: 
     dna, protein = (np.concatenate([getattr(one, name) for one in results]) for name in ("dna", "protein"))
     everything = np.arange(run.store.num_frames)
     some = everything[3::7]
-    (whole, part, none), work = read_features(run.folder, run.plan, [everything, some, some[:0]])
+    table = table_of(run, classes=2)
+    data = TrainingData(run.folder, run.plan, run.store, table, np.zeros(len(table.names), np.int8))
+    (whole, part, none), work = read_features(data, [everything, some, some[:0]])
     np.testing.assert_array_equal(whole, np.concatenate([dna, protein], axis=1))
     np.testing.assert_array_equal(part, whole[some])
     assert len(none) == 0
     assert work.frames == run.store.num_frames
     scorer = Scorer(load_head(made_models.head), "cpu")
-    scores = score_frames(run.folder, run.plan, run.store, scorer, some)["scores"]
+    scores = score_frames(data, scorer, some)["scores"]
     np.testing.assert_array_equal(scores, scorer.score(dna[some], protein[some])["scores"])
 
 
