@@ -14,7 +14,6 @@ from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.models.catalogue import CATALOGUE
-from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
@@ -91,11 +90,6 @@ class RunReport:
     def packing_efficiency(self) -> dict[str, float]:
         """Real tokens over batch capacity, by model family, over all shards."""
         return {model.family: float(f"{model.packing_efficiency:.4g}") for model in self.work.models}
-
-    @property
-    def sample(self) -> SampleCalls | None:
-        """Viruses of the sample, and what to expect of its calls; None for open reading frames, and without any score."""
-        return self.counts.sample if self.counts else None
 
     @property
     def lane_rows(self) -> list[dict[str, str | float]]:
