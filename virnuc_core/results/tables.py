@@ -202,8 +202,13 @@ def rows_of(store: FrameStore, embeddings: Embeddings, begin: int, end: int) -> 
     """The rows of chunks begin..end-1, which are of whole contigs."""
     first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
     contig = store.chunk_record[begin:end] - store.chunk_record[begin]
+    scores = embeddings.rows(SCORES, first, last)  # read once for rows, chunks and contigs
+
+    def read(name: str, left: int, right: int) -> npt.NDArray[Any]:
+        return scores[left:right] if name == SCORES else embeddings.rows(name, first + left, first + right)
+
     return ScoredRows(
-        read=lambda name, left, right: embeddings.rows(name, first + left, first + right),
+        read=read,
         chunk=store.frame_chunk[first:last] - begin,
         contig=contig,
         num_contigs=int(contig[-1]) + 1,
@@ -257,10 +262,10 @@ def _call_block(
     chunk_table = _prediction_table(store, begin, end, chunks, classes)
     contig_table = _contig_table(store, first_contig, contigs, classes)
     lines = []
-    for left in range(first, last, 1 << 16):
-        right = min(left + (1 << 16), last)
-        ids = store.frame_id_column(left, right)
-        lines.append(frame_lines(ids, embeddings.rows(SCORES, left, right)))
+    for left in range(0, last - first, 1 << 16):
+        right = min(left + (1 << 16), last - first)
+        ids = store.frame_id_column(first + left, first + right)
+        lines.append(frame_lines(ids, rows.read(SCORES, left, right)))
     return _Block(
         first_contig=first_contig,
         frame_lines=lines,
