@@ -3,7 +3,7 @@
 from prefect import flow
 
 from flows import runs
-from flows.computed_run import ON_END, run_name
+from flows.recording import ON_END, run_name
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import (

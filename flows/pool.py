@@ -186,7 +186,7 @@ class PoolLanes(WatchedLanes):
         if devices not in (("auto",), ("cpu",)):
             raise UsageError(
                 f"--devices {','.join(devices)} cannot be chosen in mode pool, where every worker has its own: "
-                "give auto or cpu, and choose GPUs where workers are started (`virnuc worker --devices`)."
+                "give auto or cpu, and choose GPUs where workers are started (`virnuc server worker --devices`)."
             )
         url = require_lasting_server()
         with get_client(sync_client=True) as client:
@@ -199,7 +199,7 @@ class PoolLanes(WatchedLanes):
                     client.read_deployment_by_name(name)
             except ObjectNotFound as error:
                 raise UsageError(
-                    f"the Prefect server at {url} lacks work pools or deployments of virnuc: run `virnuc deploy` against "
+                    f"the Prefect server at {url} lacks work pools or deployments of virnuc: run `virnuc server deploy` against "
                     "it."
                 ) from error
             except httpx.HTTPError as error:
@@ -390,7 +390,7 @@ def require_lasting_server() -> str:
     url: str | None = PREFECT_API_URL.value()
     if not url:
         raise UsageError(
-            "mode pool needs a Prefect server that outlives this run: run `virnuc up` and set PREFECT_API_URL to the "
+            "mode pool needs a Prefect server that outlives this run: run `virnuc server up` and set PREFECT_API_URL to the "
             "address that it prints, or choose mode local."
         )
     return url

@@ -1,23 +1,34 @@
-"""What predict and embed do: the body of their flows, and of a run without Prefect."""
+"""What the flows and the commands of the four runs do: the pipeline, its record in MLflow, and its pages in Prefect.
 
+Prefect is imported in a flow alone.
+"""
+
+import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from flows.computed_run import choose_lanes, compute_run
-from flows.outputs import is_embeddings_file, require_no_input, require_places, require_replaceable
+from flows.outputs import require_absolute, require_places
+from flows.recording import choose_lanes, recording
+from tasks.heads import EvaluationReport, TrainingReport, publish_evaluation, publish_training
+from tasks.publishing import show_run
+from tasks.run_entries import evaluation_entry
+from virnuc_core import pipeline
 from virnuc_core.models.hub import family_of
-from virnuc_core.pipeline import EMBED, PREDICT, Run
-from virnuc_core.remote import output_path
+from virnuc_core.remote import is_url, output_path
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.run_folder import EMBED_SUFFIX
+from virnuc_core.run_folder import EVALUATED_RUN, run_folder_of
 from virnuc_core.settings import (
     EmbedSettings,
     LaneSettings,
     PredictSettings,
+    TrainSettings,
     embed_config,
     predict_config,
+    train_config,
 )
+from virnuc_core.training.heads import HeadSettings
+from virnuc_core.training.labels import LabelledFiles
 
 
 def predict(
@@ -25,11 +36,12 @@ def predict(
 ) -> RunReport:
     """See the flow `predict`; raises VirnucError."""
     require_places(inputs, out, where.mode)
-    config = predict_config(settings)
+    config, folder = predict_config(settings), output_path(out)
     lanes = choose_lanes(where, config.devices)
-    with open_run_folder(output_path(out), force=force, inputs=inputs) as folder:
-        run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
-        return compute_run(run, PREDICT, where)
+    with recording(folder, out, where) as steps:
+        report = pipeline.predict(inputs, out, config, lanes, force=force, steps=steps)
+        show_run(folder, report)
+    return report
 
 
 def embed(
@@ -37,13 +49,44 @@ def embed(
 ) -> RunReport:
     """See the flow `embed`; raises VirnucError."""
     require_places(inputs, out, where.mode)
-    config = embed_config(*family_of(model), settings)
-    path = output_path(out)
-    require_no_input(path, inputs)
-    require_replaceable(path, is_embeddings_file, "embeddings file", force=force)
+    config, folder = embed_config(*family_of(model), settings), run_folder_of(output_path(out))
     lanes = choose_lanes(where, config.devices)
-    with open_run_folder(Path(f"{path}{EMBED_SUFFIX}"), force=force, inputs=inputs) as folder:
-        if force:
-            path.resolve().unlink(missing_ok=True)
-        run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out, force=force)
-        return compute_run(run, EMBED, where)
+    with recording(folder, out, where) as steps:
+        report = pipeline.embed(inputs, out, config, lanes, force=force, steps=steps)
+        show_run(folder, report)
+    return report
+
+
+def train(
+    files: LabelledFiles, out: str, settings: TrainSettings, force: bool, where: LaneSettings
+) -> TrainingReport:
+    """See the flow `train`; raises VirnucError."""
+    require_absolute(*itertools.filterfalse(is_url, files.paths), *filter(None, [settings.groups]), out)
+    config, folder = train_config(settings), run_folder_of(out)
+    lanes = choose_lanes(where, config.devices)
+    with recording(folder, out, where) as steps:
+        training = pipeline.train(
+            files,
+            out,
+            config,
+            HeadSettings.of(settings),
+            lanes,
+            groups=settings.groups,
+            force=force,
+            steps=steps,
+        )
+        show_run(folder, training.run)
+        return steps(publish_training, training)
+
+
+def evaluate(
+    files: LabelledFiles, out: str, settings: PredictSettings, force: bool, where: LaneSettings
+) -> EvaluationReport:
+    """See the flow `evaluate`; raises VirnucError."""
+    require_absolute(*files.paths, out)
+    config, folder = predict_config(settings), Path(out) / EVALUATED_RUN
+    lanes = choose_lanes(where, config.devices)
+    with recording(folder, out, where, partial(evaluation_entry, Path(out))) as steps:
+        evaluation = pipeline.evaluate(files, out, config, lanes, force=force, steps=steps)
+        show_run(folder, evaluation.run)
+        return steps(publish_evaluation, Path(out), evaluation)

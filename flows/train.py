@@ -2,8 +2,8 @@
 
 from prefect import flow
 
-from flows import head_runs
-from flows.computed_run import ON_END, labelled_name
+from flows import runs
+from flows.recording import ON_END, labelled_name
 from tasks.artifacts import attach_api_log_handler
 from tasks.heads import TrainingReport
 from virnuc_core.settings import (
@@ -50,4 +50,4 @@ def train(
     """
     attach_api_log_handler()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
-    return head_runs.train(files, out, settings, force, where)
+    return runs.train(files, out, settings, force, where)

@@ -201,7 +201,7 @@ def own_device(choice: str) -> str:
     if len(devices) > 1:
         _log.warning(
             "this process sees %d GPUs and uses the first: a worker has one GPU when it is started by "
-            "`virnuc worker`, or with CUDA_VISIBLE_DEVICES",
+            "`virnuc server worker`, or with CUDA_VISIBLE_DEVICES",
             len(devices),
         )
     return devices[0]

@@ -1,18 +1,16 @@
-"""Publishes a finished run on disk and in Prefect."""
+"""Shows a finished run in Prefect."""
 
 from pathlib import Path
 
 from tasks.artifacts import in_flow, show_markdown, show_table
 from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
-from tasks.stages import Resumable
-from virnuc_core.results.run_json import RunReport, write_report
+from virnuc_core.results.run_json import RunReport
 from virnuc_core.run_folder import RunFolder
 
 
-@Resumable
-def publish(folder: RunFolder, report: RunReport) -> None:
-    """Writes report.html and run.json first, so that the run is complete on disk whatever fails elsewhere."""
-    write_report(folder.report, report)
+def show_run(root: Path, report: RunReport) -> None:
+    """Shows a finished run on the page of its flow run."""
+    folder = RunFolder(root)
     places = {"report": str(folder.page.resolve())} if folder.page.exists() else {}
     places["figures"] = str(folder.report.resolve())
     show_markdown("virnuc-summary", run_page(report, places), verdict(report))

@@ -13,10 +13,8 @@ from typing import Any, Final
 
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import parse_object
-from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
+from virnuc_core.run_folder import EVALUATED_RUN, EVALUATION_FILES, RunFolder, run_folder_of
 
-EVALUATION: Final = "evaluation.json"
-EVALUATED_RUN: Final = "run"  # folder of the predict run that is evaluated
 _ID: Final = re.compile(r"[0-9a-f-]{8,64}")
 _PARAMS: Final = (
     *("kind", "input_digest", "plan_fingerprint", "chunk_length", "min_length", "frames", "threshold", "fdr"),
@@ -73,8 +71,8 @@ def entries_of(out: Path) -> list[Entry]:
     Raises:
         DamagedFileError: a run.json is not one.
     """
-    folders = [folder for folder in (out, Path(f"{out}{EMBED_SUFFIX}")) if RunFolder(folder).report.is_file()]
-    evaluated = [evaluation_entry(out)] if (out / EVALUATION).is_file() else []
+    folders = [folder for folder in (out, run_folder_of(out)) if RunFolder(folder).report.is_file()]
+    evaluated = [evaluation_entry(out)] if (out / EVALUATION_FILES[0]).is_file() else []
     return [*map(run_entry, folders), *evaluated]
 
 
@@ -93,11 +91,11 @@ def run_entry(root: Path) -> Entry:
 
 def evaluation_entry(root: Path) -> Entry:
     """Of the run that is evaluated in a folder, with its metrics; raises as `run_entry`."""
-    run, report = run_entry(root / EVALUATED_RUN), root / EVALUATION
+    run, report = run_entry(root / EVALUATED_RUN), root / EVALUATION_FILES[0]
     document = _read(report)
     with _raising_damaged(report):
         metrics = _level_metrics({level: document[level] for level in ("chunks", "contigs")}, "")
-        files = _own_files(root, (EVALUATION, "evaluation.md", *_PLOTS)) if run.figures_of else []
+        files = _own_files(root, EVALUATION_FILES) if run.figures_of else []
         return replace(run, metrics=[*run.metrics, *metrics], files=[*run.files, *files])
 
 

@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cached_property, update_wrapper, wraps
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
@@ -124,20 +124,16 @@ def awaiting_storage(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
             time.sleep(delay)
 
 
-# Without planning and computing, of which the lanes do each part.
-_RESUMABLE: Final[dict[pipeline.Stage, pipeline.Stage]] = {
-    stage: Resumable(stage)
-    for stage in (
-        *(pipeline.label, pipeline.index, pipeline.divide, pipeline.validate, pipeline.aggregate),
-        *(pipeline.classify, pipeline.fit),
-        *(pipeline.fetch, pipeline.claim, pipeline.deliver),
-    )
-}
+class RunSteps(pipeline.Steps):
+    """Steps that are retried: in a flow as Prefect tasks."""
 
+    def call(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls a step as a task without parameters, since Prefect would walk through all that a plan or a table holds."""
 
-def resumable(stages: Sequence[pipeline.Stage]) -> list[pipeline.Stage]:
-    """Replaces stages by those that are retried."""
-    return [_RESUMABLE.get(stage, stage) for stage in stages]
+        def call_step() -> R:
+            return step(*args, **kwargs)
+
+        return Resumable(call_step, step.__name__)()
 
 
 @Resumable

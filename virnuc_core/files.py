@@ -63,10 +63,10 @@ def is_stream(path: Path) -> bool:
 
 
 def require_utf8(*names: str) -> None:
-    """Raises UsageError for a path whose bytes are not UTF-8, which tables and JSON cannot hold."""
+    """Raises UsageError for a path whose bytes are not UTF-8, which tables and JSON cannot hold, or that no file can have."""
     for name in names:
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise UsageError(f"the name {name!r} is not UTF-8: rename the file or folder.")
+        if any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in name):
+            raise UsageError(f"the name {name!r} is not UTF-8, or holds a NUL: rename the file or folder.")
 
 
 @contextmanager

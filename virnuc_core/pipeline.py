@@ -1,19 +1,20 @@
-"""The stages of a run in order, shared by the Python API, the flows and the command line."""
+"""The four runs from top to bottom, as the Python API, the command line and the flows call them."""
 
 import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.errors import storage_error
 from virnuc_core.inference.events import LaneReport
-from virnuc_core.inference.plan import Kind, RunPlan
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.inference.shard import (
@@ -27,16 +28,27 @@ from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
 from virnuc_core.results.run_json import RunAs, RunReport, write_report
-from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.results.run_opening import (
+    is_embeddings_file,
+    open_evaluation,
+    open_run_folder,
+    require_head_place,
+    require_no_input,
+    require_replaceable,
+)
 from virnuc_core.results.tables import TableCounts, write_tables
-from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
+from virnuc_core.run_folder import EMBED_SUFFIX, EVALUATED_RUN, RunFolder, run_folder_of
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Alphabet
 
-if TYPE_CHECKING:  # what only a training needs is imported by its stages
+if TYPE_CHECKING:  # what only a training needs is imported by its steps
+    from virnuc_core.training.evaluation import Evaluation
     from virnuc_core.training.heads import FittedHead, HeadSettings, Labelled, RecordSplit
     from virnuc_core.training.labels import LabelledFiles
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
 
@@ -51,251 +63,335 @@ class Lanes(Protocol):
         """Computes the missing shards; returns when all are done."""
 
 
-class Run:
-    """State of a run; each stage sets what later ones read.
+def _log_step(name: str) -> None:
+    _log.info("stage: %s", name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """Calls the steps of one attempt at a run and times them; subclasses choose how a step is called.
 
     Attributes:
-        inputs: files to read; those at URLs are replaced by their copies.
-        origins: inputs as given, without secrets.
-        out: output named in the report: the folder, or the file of an embed run or a head.
-        url: where the output is copied to, if it was given as a URL.
-        force: results of another run at `url` may be replaced.
-        work: counters summed over all shards.
-        seconds: wall time of each finished stage, in order.
-        links: other places to view the run.
+        on_step: called with the name of each step before it starts.
         run_as: "flow" within Prefect.
+        labels: what else to record of the attempt, by name.
+        links: other places to view the run.
         id: of this attempt.
         started: start of this attempt, in Unix seconds.
-        labels: what else to record of it, by name.
+        seconds: wall time of each finished step, in order.
     """
 
-    plan: RunPlan
-    work: ShardCounters
+    on_step: Callable[[str], None] = _log_step
+    run_as: RunAs = "process"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    started: float = field(default_factory=time.time)
+    seconds: dict[str, float] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: RunConfig,
-        kind: Kind,
-        *,
-        lanes: Lanes,
-        inputs: Sequence[str] = (),
-        out: str | None = None,
-        force: bool = False,
-    ) -> None:
-        self.folder = folder
-        self.config = config
-        self.kind = kind
-        self.lanes = lanes
-        self.inputs = list(inputs)
-        self.origins = self.inputs
-        self.out = str(folder.root if out is None else output_path(out))
-        self.url = out if out is not None and is_url(out) else None
-        self.force = force
-        self.lane_reports: list[LaneReport] = []
-        self.counts: TableCounts | None = None
-        self.seconds: dict[str, float] = {}
-        self.links: Mapping[str, str] = {}
-        self.run_as: RunAs = "process"
-        self.id = secrets.token_hex(8)
-        self.started = time.time()
-        self.labels: Mapping[str, str] = {}
+    def __call__(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls a step, which finds finished work on disk and so may be repeated."""
+        return self.timed(step.__name__, lambda: self.call(step, *args, **kwargs))
 
-    @property
-    def report(self) -> RunReport:
-        """Report of the run so far."""
-        return RunReport(
-            plan=self.plan,
-            out=self.out,
-            counts=self.counts,
-            work=self.work,
-            lanes=self.lane_reports,
-            seconds=self.seconds,
-            run_as=self.run_as,
-            id=self.id,
-            started=self.started,
-            labels=self.labels,
-            links={**self.links, **({"results": without_secrets(self.url)} if self.url else {})},
-        )
+    def call(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls a step once."""
+        return step(*args, **kwargs)
+
+    def timed(self, name: str, work: Callable[[], R]) -> R:
+        """Calls what lanes do: they repeat their own failed work."""
+        self.on_step(name)
+        begin = time.monotonic()
+        result = work()
+        self.seconds[name] = round(time.monotonic() - begin, 3)
+        return result
 
 
-class Training(Run):
-    """A run that a head is trained on; `groups` is a TSV of records and the groups to be kept together in the split."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """A finished training, and the run that computed its vectors."""
 
+    run: RunReport
     labelled: "Labelled"
     split: "RecordSplit"
+    settings: "HeadSettings"
     head: "FittedHead"
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: RunConfig,
-        files: "LabelledFiles",
-        *,
-        groups: str | None,
-        settings: "HeadSettings",
-        lanes: Lanes,
-        out: str,
-    ) -> None:
-        super().__init__(folder, config, "train", lanes=lanes, out=out)
-        self.files, self.groups, self.settings = files, groups, settings
 
-
-Stage = Callable[[Any], None]
-
-
-def fetch(run: Run) -> None:
-    """Copies inputs that are given as URLs to the staging folder."""
-
-    def local(names: Sequence[str]) -> list[str]:
-        return [str(stage_in(name)) if is_url(name) else name for name in names]
-
-    run.origins = [without_secrets(name) for name in run.inputs]
-    run.inputs = local(run.inputs)
-    if isinstance(run, Training):
-        run.files = run.files.replaced(local)
-
-
-def claim(run: Run) -> None:
-    """Checks before the computation that the URL of the output can be written and holds no other run."""
-    require_place(_report_place(run), run.plan.fingerprint, force=run.force)
-
-
-def deliver(run: Run) -> None:
-    """Copies the results to the URL of the output, run.json last."""
-    assert run.url is not None
-    place, folder = _report_place(run), run.folder
-    written = [path for path in (folder.plan, *folder.results) if path.exists() and path != folder.report]
-    files = {path: f"{place}/{path.name}" for path in written}
-    if run.kind == "embed":
-        files[Path(run.out)] = run.url
-    stage_out(files, folder.report, f"{place}/{folder.report.name}")
-
-
-def _report_place(run: Run) -> str:
-    return f"{run.url}{EMBED_SUFFIX if run.kind == 'embed' else ''}".rstrip("/")
-
-
-def with_transfers(run: Run, stages: Sequence[Stage]) -> list[Stage]:
-    """Adds the stages that copy inputs and results, for a run with URLs."""
-    sources = run.files.paths if isinstance(run, Training) else run.inputs
-    stages = [fetch, *stages] if any(map(is_url, sources)) else list(stages)
-    if run.url is not None:
-        stages.insert(stages.index(embed), claim)
-        stages.append(deliver)
-    return stages
-
-
-def label(run: Training) -> None:
-    """Reads the labelled records."""
-    from virnuc_core.training.heads import label_records
-
-    run.labelled = label_records(run.files, run.folder, run.groups, kinship=True)
-    run.inputs = run.origins = run.labelled.paths
-
-
-def index(run: Run) -> None:
-    """Builds the frame store, or reuses that of the same files and settings."""
-    config = run.config
-    alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
-    rule = chunk_rule_of(config)
-    index_inputs(run.folder, run.inputs, rule, alphabet, frames_of(config), config.min_length)
-
-
-def divide(run: Training) -> None:
-    """Splits the records before any computation."""
-    from virnuc_core.training.heads import split_labelled
-
-    run.split = split_labelled(run.folder, run.labelled.table, run.settings)
-
-
-def plan(run: Run) -> None:
-    """Writes the plan, or verifies the existing one."""
-    run.plan = run.lanes.plan(run.folder, run.config, run.kind)
-    run.plan.require_own_series()
-
-
-def embed(run: Run) -> None:
-    """Computes the missing shards."""
-    run.lane_reports = run.lanes.compute(run.folder)
-
-
-def validate(run: Run) -> None:
-    """Verifies that all shards exist, and removes leftovers of killed lanes."""
-    require_all_shards(run.folder, run.plan)
-    remove_shard_temporaries(run.folder, range(len(run.plan.shards)))
-
-
-def aggregate(run: Run) -> None:
-    """Merges the shards into one file in input order."""
-    out = Path(run.out) if run.kind == "embed" else run.folder.embeddings
-    run.work = merge_shards(run.folder, run.plan, FrameStore.open(run.folder.frames), out)
-
-
-def classify(run: Run) -> None:
-    """Classifies chunks and contigs from the scores, and writes the tables."""
-    plan, store = run.plan, FrameStore.open(run.folder.frames)
-    assert plan.head is not None
-    run.counts = write_tables(run.folder, store, load_planned_head(plan.head), plan.threshold, plan.fdr)
-
-
-def fit(run: Training) -> None:
-    """Fits, calibrates, writes and evaluates the head."""
-    from virnuc_core.training.heads import fit_head
-
-    run.head = fit_head(run.folder, run.labelled.table, run.split, run.settings, Path(run.out))
-    run.work = run.head.work
-
-
-def publish(run: Run) -> None:
-    """Writes virnuc_mqc.json, report.html and run.json."""
-    write_report(run.folder.report, run.report)
-
-
-PREDICT: Final[Sequence[Stage]] = (index, plan, embed, validate, aggregate, classify, publish)
-EMBED: Final[Sequence[Stage]] = (index, plan, embed, validate, aggregate, publish)
-TRAIN: Final[Sequence[Stage]] = (label, index, divide, plan, embed, validate, fit, publish)
-
-
-def run_stages(run: Run, stages: Sequence[Stage], on_stage: Callable[[str], None]) -> None:
-    """Runs stages in order, recording wall times; `on_stage` is called with the name of each before it starts."""
-    for stage in stages:
-        name = stage.__name__
-        on_stage(name)
-        begin = time.monotonic()
-        stage(run)
-        run.seconds[name] = round(time.monotonic() - begin, 3)
-
-
-def predict_run(
-    inputs: Sequence[str], out: str, config: RunConfig, lanes: Lanes, *, force: bool = False
+def predict(
+    inputs: Sequence[str],
+    out: str,
+    config: RunConfig,
+    lanes: Lanes,
+    *,
+    force: bool = False,
+    steps: Steps | None = None,
 ) -> RunReport:
-    """Classifies contigs of DNA files as viral or not; resumes a run in `out` unless `force` discards it.
+    """Classifies contigs as viral or not; resumes a run in `out` unless `force` discards it.
+
+    Args:
+        inputs: FASTA or FASTQ files of DNA; paths or URLs.
+        out: folder for the results; a path, or a URL that they are copied to.
+        config: models, head and how to run them.
+        lanes: where to compute.
+        force: keep nothing of an earlier run.
+        steps: calls the steps.
 
     Raises:
         VirnucError: any failure; the message says what, where, and what to do.
     """
-    with translate_os_errors(), open_run_folder(output_path(out), force=force, inputs=inputs) as folder:
-        run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
-        run_stages(run, with_transfers(run, PREDICT), _log_stage)
-    return run.report
+    steps = steps or Steps()
+    with _opened(output_path(out), inputs, force=force) as folder:
+        files = _local(inputs, steps)
+        steps(index, folder, files, config)
+        plan = _plan(folder, config, "predict", lanes, steps)
+        if is_url(out):
+            steps(claim, out, plan, force=force)
+        reports = steps.timed("embed", lambda: lanes.compute(folder))
+        steps(validate, folder)
+        work = steps(aggregate, folder, folder.embeddings)
+        counts = steps(classify, folder)
+        report = _report(steps, plan, out, reports, work, counts)
+        steps(publish, folder, report)
+        if is_url(out):
+            steps(deliver, out, folder)
+    return report
 
 
-def embed_run(inputs: Sequence[str], root: Path, config: RunConfig, lanes: Lanes) -> npt.NDArray[np.float32]:
+def embed(
+    inputs: Sequence[str],
+    out: str,
+    config: RunConfig,
+    lanes: Lanes,
+    *,
+    force: bool = False,
+    steps: Steps | None = None,
+) -> RunReport:
+    """Writes one mean vector for each sequence; as `predict`, but `out` is the embeddings file."""
+    steps, path = steps or Steps(), output_path(out)
+    require_no_input(path, inputs)
+    require_replaceable(path, is_embeddings_file, "embeddings file", force=force)
+    with _opened(run_folder_of(path), inputs, force=force) as folder:
+        if force:
+            path.resolve().unlink(missing_ok=True)
+        files = _local(inputs, steps)
+        steps(index, folder, files, config)
+        plan = _plan(folder, config, "embed", lanes, steps)
+        if is_url(out):
+            steps(claim, out, plan, force=force)
+        reports = steps.timed("embed", lambda: lanes.compute(folder))
+        steps(validate, folder)
+        work = steps(aggregate, folder, path)
+        report = _report(steps, plan, out, reports, work)
+        steps(publish, folder, report)
+        if is_url(out):
+            steps(deliver, out, folder)
+    return report
+
+
+def embed_vectors(
+    inputs: Sequence[str], root: Path, config: RunConfig, lanes: Lanes
+) -> npt.NDArray[np.float32]:
     """Vectors of whole sequences by one model, (n, D) in input order, from the shards of a run in a new folder.
 
     Raises:
-        VirnucError: as `predict_run`.
+        VirnucError: as `predict`.
     """
-    with translate_os_errors(), open_run_folder(root, force=False) as folder:
-        run = Run(folder, config, "embed", lanes=lanes, inputs=inputs)
-        run_stages(run, (index, plan, embed), _log_stage)
-        results = [result for _, result in iter_shard_results(folder, run.plan)]
+    steps = Steps()
+    with _opened(root, inputs, force=False) as folder:
+        steps(index, folder, inputs, config)
+        plan = _plan(folder, config, "embed", lanes, steps)
+        steps.timed("embed", lambda: lanes.compute(folder))
+        results = [result for _, result in iter_shard_results(folder, plan)]
     return np.concatenate([result.dna if result.protein is None else result.protein for result in results])
 
 
-def _log_stage(name: str) -> None:
-    _log.info("stage: %s", name)
+def train(
+    files: "LabelledFiles",
+    out: str,
+    config: RunConfig,
+    settings: "HeadSettings",
+    lanes: Lanes,
+    *,
+    groups: str | None = None,
+    force: bool = False,
+    steps: Steps | None = None,
+) -> Training:
+    """Trains a head for the vectors of two models, in the run folder beside it.
+
+    Args:
+        files: labelled sequences; paths or URLs.
+        out: file of the head.
+        config: the models to embed with.
+        settings: how the head is fitted.
+        lanes: where to compute.
+        groups: TSV of records and the groups to be kept together in the split.
+        force: keep nothing of an earlier run.
+        steps: calls the steps.
+
+    Raises:
+        VirnucError: any failure; the message says what, where, and what to do.
+    """
+    steps, head = steps or Steps(), Path(out)
+    read = [path for path in (*files.paths, *filter(None, [groups])) if not is_url(path)]
+    require_head_place(head, read, force=force)
+    with _opened(run_folder_of(head), read, force=force) as folder:
+        if force:
+            head.resolve().unlink(missing_ok=True)
+        if any(map(is_url, files.paths)):
+            files = files.replaced(lambda names: _local(names, steps))
+        labelled = steps(label, files, folder, groups)
+        steps(index, folder, labelled.paths, config)
+        split = steps(divide, folder, labelled, settings)
+        plan = _plan(folder, config, "train", lanes, steps)
+        reports = steps.timed("embed", lambda: lanes.compute(folder))
+        steps(validate, folder)
+        fitted = steps(fit, folder, labelled, split, settings, head)
+        report = _report(steps, plan, out, reports, fitted.work)
+        steps(publish, folder, report)
+    return Training(run=report, labelled=labelled, split=split, settings=settings, head=fitted)
+
+
+def evaluate(
+    files: "LabelledFiles",
+    out: str,
+    config: RunConfig,
+    lanes: Lanes,
+    *,
+    force: bool = False,
+    steps: Steps | None = None,
+) -> "Evaluation":
+    """Measures a head on labelled sequences; as `predict`, whose run is in the folder `run` of `out`."""
+    steps, root = steps or Steps(), Path(out)
+    with translate_os_errors(), open_evaluation(root, files.paths):
+        labelled = steps(label, files, RunFolder(root), kinship=False)
+        run = predict(labelled.paths, str(root / EVALUATED_RUN), config, lanes, force=force, steps=steps)
+        return steps(measure, root, run, labelled)
+
+
+def fetch(inputs: Sequence[str]) -> list[str]:
+    """Copies inputs that are given as URLs to the staging folder; returns the paths of all."""
+    return [str(stage_in(name)) if is_url(name) else name for name in inputs]
+
+
+def claim(out: str, plan: RunPlan, *, force: bool) -> None:
+    """Checks before the computation that the URL of the output can be written and holds no other run."""
+    require_place(_report_place(out, plan), plan.fingerprint, force=force)
+
+
+def label(
+    files: "LabelledFiles", folder: RunFolder, groups: str | None = None, *, kinship: bool = True
+) -> "Labelled":
+    """Reads the labelled records."""
+    from virnuc_core.training.heads import label_records
+
+    return label_records(files, folder, groups, kinship=kinship)
+
+
+def index(folder: RunFolder, inputs: Sequence[str], config: RunConfig) -> None:
+    """Builds the frame store, or reuses that of the same files and settings."""
+    alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
+    index_inputs(folder, list(inputs), chunk_rule_of(config), alphabet, frames_of(config), config.min_length)
+
+
+def divide(folder: RunFolder, labelled: "Labelled", settings: "HeadSettings") -> "RecordSplit":
+    """Splits the records before any computation."""
+    from virnuc_core.training.heads import split_labelled
+
+    return split_labelled(folder, labelled.table, settings)
+
+
+def validate(folder: RunFolder) -> None:
+    """Verifies that all shards exist, and removes leftovers of killed lanes."""
+    plan = read_plan(folder.plan)
+    require_all_shards(folder, plan)
+    remove_shard_temporaries(folder, range(len(plan.shards)))
+
+
+def aggregate(folder: RunFolder, out: Path) -> ShardCounters:
+    """Merges the shards into one file in input order."""
+    return merge_shards(folder, read_plan(folder.plan), FrameStore.open(folder.frames), out)
+
+
+def classify(folder: RunFolder) -> TableCounts:
+    """Classifies chunks and contigs from the scores, and writes the tables."""
+    plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
+    assert plan.head is not None
+    return write_tables(folder, store, load_planned_head(plan.head), plan.threshold, plan.fdr)
+
+
+def fit(
+    folder: RunFolder, labelled: "Labelled", split: "RecordSplit", settings: "HeadSettings", out: Path
+) -> "FittedHead":
+    """Fits, calibrates, writes and evaluates the head."""
+    from virnuc_core.training.heads import fit_head
+
+    return fit_head(folder, labelled.table, split, settings, out)
+
+
+def measure(root: Path, run: RunReport, labelled: "Labelled") -> "Evaluation":
+    """Compares the calls of an evaluated run with the labels, and writes evaluation.json."""
+    from virnuc_core.training.evaluation import measure_run
+
+    return measure_run(root, run, labelled.table)
+
+
+def publish(folder: RunFolder, report: RunReport) -> None:
+    """Writes virnuc_mqc.json, report.html and run.json."""
+    write_report(folder.report, report)
+
+
+def deliver(out: str, folder: RunFolder) -> None:
+    """Copies the results to the URL of the output, run.json last."""
+    plan = read_plan(folder.plan)
+    place = _report_place(out, plan)
+    written = [path for path in (folder.plan, *folder.results) if path.exists() and path != folder.report]
+    files = {path: f"{place}/{path.name}" for path in written}
+    if plan.kind == "embed":
+        files[output_path(out)] = out
+    stage_out(files, folder.report, f"{place}/{folder.report.name}")
+
+
+def _report_place(out: str, plan: RunPlan) -> str:
+    return f"{out}{EMBED_SUFFIX if plan.kind == 'embed' else ''}".rstrip("/")
+
+
+def _local(inputs: Sequence[str], steps: Steps) -> Sequence[str]:
+    return steps(fetch, inputs) if any(map(is_url, inputs)) else inputs
+
+
+def _plan(folder: RunFolder, config: RunConfig, kind: Kind, lanes: Lanes, steps: Steps) -> RunPlan:
+    plan = steps.timed("plan", lambda: lanes.plan(folder, config, kind))
+    plan.require_own_series()
+    return plan
+
+
+def _report(
+    steps: Steps,
+    plan: RunPlan,
+    out: str,
+    lanes: Sequence[LaneReport],
+    work: ShardCounters,
+    counts: TableCounts | None = None,
+) -> RunReport:
+    return RunReport(
+        plan=plan,
+        out=str(output_path(out)),
+        counts=counts,
+        work=work,
+        lanes=lanes,
+        seconds=dict(steps.seconds),
+        run_as=steps.run_as,
+        id=steps.id,
+        started=steps.started,
+        labels=steps.labels,
+        links={**steps.links, **({"results": without_secrets(out)} if is_url(out) else {})},
+    )
+
+
+@contextmanager
+def _opened(root: Path, inputs: Sequence[str], *, force: bool) -> Iterator[RunFolder]:
+    with translate_os_errors(), open_run_folder(root, force=force, inputs=inputs) as folder:
+        yield folder
 
 
 @contextmanager

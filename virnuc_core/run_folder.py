@@ -8,6 +8,8 @@ from typing import Final
 from virnuc_core.errors import HostError
 
 EMBED_SUFFIX: Final = ".run"
+EVALUATED_RUN: Final = "run"  # folder of the predict run that is evaluated
+EVALUATION_FILES: Final = ("evaluation.json", "evaluation.md", "roc.png", "reliability.png")
 
 
 class _Inside:
@@ -16,6 +18,16 @@ class _Inside:
 
     def __get__(self, folder: "RunFolder", owner: type) -> Path:
         return folder.root / self.name
+
+
+def run_folder_of(out: str | Path) -> Path:
+    """The run folder beside an embeddings file or a head."""
+    return Path(f"{out}{EMBED_SUFFIX}")
+
+
+def card_of(head: Path) -> Path:
+    """Path of a head's card."""
+    return head.with_suffix(".md")
 
 
 @dataclass(frozen=True, slots=True)

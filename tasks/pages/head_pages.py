@@ -61,28 +61,28 @@ _FITTED: Final = (
 )
 
 
-def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
+def head_card(training: Training, levels: Mapping[str, Metrics]) -> str:
     """The model card of a head, deterministic; `levels` are metrics on the test records, of chunks and of contigs."""
     lines = [
-        f"# {cell(Path(run.out).name)}",
+        f"# {cell(Path(training.run.out).name)}",
         "",
-        f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[run.plan.frames]} of chunks "
-        f"of {run.plan.chunk_length} bp.",
+        f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[training.run.plan.frames]} of chunks "
+        f"of {training.run.plan.chunk_length} bp.",
         "",
-        _command(run),
+        _command(training),
         "",
-        *_warnings(run),
+        *_warnings(training),
         "## Models",
         "",
-        *_models(run.plan),
+        *_models(training.run.plan),
         "",
         "## Data",
         "",
-        *_data(run),
+        *_data(training),
         "",
         "## Training",
         "",
-        *_training(run),
+        *_training(training),
         "",
         "## Metrics on the test records",
         "",
@@ -91,7 +91,7 @@ def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
         *_all_metrics(levels, "###"),
         "## Limits",
         "",
-        *(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[run.plan.frames])),
+        *(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[training.run.plan.frames])),
     ]
     return "\n".join(lines) + "\n"
 
@@ -121,15 +121,15 @@ def scores_in_words(levels: Mapping[str, Metrics]) -> list[str]:
     ]
 
 
-def _command(run: Training) -> str:
+def _command(training: Training) -> str:
     flags = {"dnabert_s": "--dnabert-model", "esm2": "--esm-model"}
-    models = " ".join(f"{flags[model.family]} {model.name}" for model in run.plan.models)
-    chunks = f"--chunk-length {run.plan.chunk_length}"
-    return f"    virnuc predict contigs.fa --out run {models} {chunks} --head {Path(run.out).name}"
+    models = " ".join(f"{flags[model.family]} {model.name}" for model in training.run.plan.models)
+    chunks = f"--chunk-length {training.run.plan.chunk_length}"
+    return f"    virnuc predict contigs.fa --out run {models} {chunks} --head {Path(training.run.out).name}"
 
 
-def _warnings(run: Training) -> list[str]:
-    return [line for warning in run.head.warnings for line in (f"> **Warning:** {warning}", "")]
+def _warnings(training: Training) -> list[str]:
+    return [line for warning in training.head.warnings for line in (f"> **Warning:** {warning}", "")]
 
 
 def _models(plan: RunPlan) -> list[str]:
@@ -146,10 +146,10 @@ def _models(plan: RunPlan) -> list[str]:
     return table(("model", "dimensions", "layer", "arithmetic", "weights (SHA-256)"), rows)
 
 
-def _data(run: Training) -> list[str]:
-    files = [(cell(file.name), size(file.size), code(file.sha256)) for file in run.labelled.files]
+def _data(training: Training) -> list[str]:
+    files = [(cell(file.name), size(file.size), code(file.sha256)) for file in training.labelled.files]
     lines = [*table(("file", "size", "SHA-256"), files), ""]
-    genbank = run.labelled.genbank
+    genbank = training.labelled.genbank
     if genbank.records:
         lines += [
             f"GenBank: {genbank.records:,} records; {genbank.left_out:,} left out, whose lineage does not say what "
@@ -157,8 +157,8 @@ def _data(run: Training) -> list[str]:
             "",
         ]
     rows = []
-    for class_name in dict.fromkeys(one.class_name for one in run.split.counts):
-        own = {one.part: one for one in run.split.counts if one.class_name == class_name}
+    for class_name in dict.fromkeys(one.class_name for one in training.split.counts):
+        own = {one.part: one for one in training.split.counts if one.class_name == class_name}
         records = [f"{own[part].records:,} ({own[part].groups:,})" for part in PARTS]
         rows.append((cell(class_name), *records, *(f"{own[part].frames:,}" for part in PARTS)))
     columns = [f"{what}: {part}" for what in ("records (groups)", "frames") for part in PARTS]
@@ -167,8 +167,8 @@ def _data(run: Training) -> list[str]:
     return lines
 
 
-def _training(run: Training) -> list[str]:
-    settings, trained = asdict(run.settings), run.head.trained
+def _training(training: Training) -> list[str]:
+    settings, trained = asdict(training.settings), training.head.trained
     rows = [
         (name.replace("_", " "), f"{value:g}")
         for name, value in {**settings.pop("trainer"), **settings}.items()
@@ -180,7 +180,7 @@ def _training(run: Training) -> list[str]:
     if trained.contig_temperature is not None:
         intercept, slope = trained.contig_temperature
         rows.append(("temperature of contigs", f"{intercept:.4f} + {slope:.4f} log(scored chunks)"))
-    return [*table(("setting", "value"), rows), "", f"{_ARCHITECTURE[run.plan.frames]} {_FITTED}"]
+    return [*table(("setting", "value"), rows), "", f"{_ARCHITECTURE[training.run.plan.frames]} {_FITTED}"]
 
 
 def _scalars(levels: Mapping[str, Metrics]) -> list[str]:

@@ -13,34 +13,6 @@ from tests.made_models import GOLDEN, MadeModels
 from virnuc_cli.main import cli
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("nonsense", "nonsense"),
-        ("predict", "INPUT"),
-        ("predict a.fa", "--out"),
-        ("predict a.fa --out x --engine fast", "--engine"),
-        ("frames - - --chunk-length 500 --out frames.tsv", "once"),
-        ("frames contigs.fa --chunk-length 2 --out frames.tsv", "chunk_length"),
-        ("frames contigs.fa --chunk-length 1000000000000 --out frames.tsv", "chunk_length"),
-        ("frames contigs.fa --chunk-length 500 --out no/frames.tsv", "--out"),
-    ],
-)
-def test_usage_errors(
-    command: str,
-    message: str,
-    virnuc: CommandLine,
-    contigs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("contigs.fa").symlink_to(contigs)
-    error = virnuc.refused(2, message, *command.split())
-    assert error.startswith("virnuc: error: ")
-    assert len(error.splitlines()) <= 2
-
-
 def test_frames_are_those_of_the_original(virnuc: CommandLine, tmp_path: Path) -> None:
     golden, out = GOLDEN / "frames", tmp_path / "frames.tsv"
     result = virnuc.done("frames", golden / "input.fa.gz", "--chunk-length", 500, "--out", out, "--json")
@@ -71,7 +43,6 @@ def test_output_never_replaces_an_input(virnuc: CommandLine, tmp_path: Path) -> 
     source.write_text(">a\nACGTACGTAAACCC\n")
     link.symlink_to(source)
     for command in (
-        ("frames", source, "--chunk-length", "300", "--out", link),
         ("embed", link, "--model", "dnabert:tiny", "--force", "--out", source),
         ("score", source, "--head", "none.pth", "--out", link),
         ("score", "none.h5", "--head", link, "--out", source),

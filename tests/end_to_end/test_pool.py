@@ -29,9 +29,9 @@ from prefect.states import Completed, Crashed, Failed, Pending, Running, Schedul
 from deployments.processes import interruptible
 from deployments.register import NightlyChoice, register
 from flows import pool
-from flows.computed_run import choose_lanes
 from flows.lanes import embed_lane, plan_run
 from flows.pool import PoolLanes
+from flows.recording import choose_lanes
 from tasks import pool_runs
 from tasks.local_lanes import LocalLanes, lane_journal_name
 from tests.made_lanes import done
@@ -523,7 +523,9 @@ def test_waiting_for_nobody_is_said(
     monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_NOTICES", 0.5)
 
     def late(run: FlowRun) -> None:
-        while "no worker is online in the work pool virnuc-cpu: start `virnuc worker`" not in caplog.text:
+        while (
+            "no worker is online in the work pool virnuc-cpu: start `virnuc server worker`" not in caplog.text
+        ):
             time.sleep(0.1)
         pretend(run)
 
@@ -537,7 +539,9 @@ def test_what_the_pool_needs_is_asked_for_first(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError, match=r"--devices 0,1 cannot be chosen in mode pool"):
         choose_lanes(where, ("0", "1"))
     monkeypatch.setitem(pool.WORK_POOLS, "cpu", "virnuc-absent")
-    with pytest.raises(UsageError, match=r"lacks work pools or deployments of virnuc: run `virnuc deploy`"):
+    with pytest.raises(
+        UsageError, match=r"lacks work pools or deployments of virnuc: run `virnuc server deploy`"
+    ):
         choose_lanes(where, ("cpu",))
     with (
         temporary_settings(restore_defaults={PREFECT_API_URL}),

@@ -194,7 +194,7 @@ def test_missing_and_damaged_shards_are_computed(
         (("--repr-layer", "7"), 2, "layer 7"),
         (("--devices", "99"), 5, "99"),
         (("--devices", "fast"), 2, "fast"),
-        (("--token-budget", "0"), 2, "token_budget"),
+        (("--token-budget", "0"), 2, "--token-budget"),
         (("--precision", "fp16"), 5, "fp16"),
     ],
 )

@@ -57,10 +57,9 @@ def test_a_run_is_logged_once_with_what_was_resolved(
     out = tmp_path / "run"
     command = ("predict", contigs, "--out", out, *models.flags, "--dnabert-engine", "reference", "--json")
     document = virnuc.done(*command).document
-    assert document["settings_from"]["dnabert-engine"] == "flag --dnabert-engine"
     (first,) = runs_in(client, out)
     for _ in range(2):
-        assert virnuc.done("track", out, "--json").document == {"logged": ["predict contigs.fa"]}
+        assert virnuc.done("server", "track", out, "--json").document == {"logged": ["predict contigs.fa"]}
     (run,) = runs_in(client, out)
     assert run.data.to_dictionary() == first.data.to_dictionary()
     assert run.info.status == "FINISHED"
@@ -174,8 +173,8 @@ def test_a_store_that_cannot_be_written_costs_no_result_and_little_time(
     assert time.monotonic() - begin < 45
     assert (run / "run.json").exists()
     assert result.err.count("warning: MLflow") == 1
-    assert f"`virnuc track {run}`" in result.err
-    virnuc.refused(6, "MLflow", "track", run)
+    assert f"`virnuc server track {run}`" in result.err
+    virnuc.refused(6, "MLflow", "server", "track", run)
 
 
 def test_tracking_is_switched_off(
@@ -183,7 +182,7 @@ def test_tracking_is_switched_off(
 ) -> None:
     set_env(VIRNUC_TRACKING="off", VIRNUC_HOME=tmp_path / "home", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert "MLflow" not in virnuc.done("predict", contigs, "--out", run, *models.flags).err
-    with pytest.raises(UsageError, match="VIRNUC_TRACKING is 'no'; set it to on or off"):
+    with pytest.raises(UsageError, match="VIRNUC_TRACKING is 'no': Input should be 'on' or 'off'"):
         set_env(VIRNUC_TRACKING="no")
 
 
@@ -201,10 +200,10 @@ def test_a_server_that_was_away_gets_the_run_later_and_once(
         server.stop()
         set_env(MLFLOW_TRACKING_URI=server.url)
         predict([str(contigs)], str(out), chosen(models))
-        assert virnuc("track", out).code == 6
+        assert virnuc("server", "track", out).code == 6
         server.start()
         for _ in range(2):
-            virnuc.done("track", out)
+            virnuc.done("server", "track", out)
         client = MlflowClient(server.url)
         (run,) = runs_in(client, out)
         assert run.info.status == "FINISHED"
@@ -234,7 +233,7 @@ def test_nothing_of_a_foreign_folder_is_done_or_copied_from_elsewhere(
     for name in ("regions.tsv", "report.html"):
         (run / name).unlink()
         (run / name).symlink_to(secret)
-    virnuc.done("track", run)
+    virnuc.done("server", "track", run)
     tracked = next(one for one in runs_in(client, run) if one.data.tags["virnuc.run"] == "abcdef0123456789")
     files = {file.path for file in client.list_artifacts(tracked.info.run_id)}
     assert "contigs.tsv" in files
@@ -242,8 +241,8 @@ def test_nothing_of_a_foreign_folder_is_done_or_copied_from_elsewhere(
 
     for broken in ({**document, "id": "x' or 1"}, {**document, "inputs": 7}, {"kind": "predict"}):
         (run / "run.json").write_text(json.dumps(broken))
-        virnuc.refused(4, "is no record of a finished run", "track", run)
+        virnuc.refused(4, "is no record of a finished run", "server", "track", run)
     (run / "run.json").unlink()
-    virnuc.refused(3, "holds no finished run", "track", run)
+    virnuc.refused(3, "holds no finished run", "server", "track", run)
     (run / "run.json").symlink_to(secret)
-    virnuc.refused(4, "is a link", "track", run)
+    virnuc.refused(4, "is a link", "server", "track", run)

@@ -51,7 +51,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names = list[str]()
 
     def load(
-        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, compiled_for: None
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, *_: object
     ) -> Encoder:
         names.append(checkpoint.name)
         return load_model(checkpoint, device, precision)

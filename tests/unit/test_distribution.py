@@ -18,7 +18,6 @@ DATA = {
     "virnuc_core/models/bundled/esm2_tiny/model.safetensors",
     "virnuc_core/models/bundled/dnabert_tiny/tokenizer.json",
     "virnuc_core/models/bundled/heads/tiny.safetensors",
-    "virnuc_core/models/bundled/heads/tiny.index.safetensors",
     "virnuc_core/models/bundled/training.json",
     "virnuc_core/doctor/dnabert_s.fa",
     "virnuc_core/doctor/esm2.fa",

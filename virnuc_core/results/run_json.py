@@ -18,7 +18,6 @@ from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.settings import settings_from
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
 SCHEMA_VERSION: Final = 3
@@ -62,7 +61,6 @@ class RunReport:
     id: str = ""
     started: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
-    settings_from: Mapping[str, str] | None = field(default_factory=settings_from)
 
     @property
     def num_computed(self) -> int:
@@ -125,7 +123,6 @@ class RunReport:
             "links": dict(self.links),
             "labels": dict(self.labels),
             "summary": self.summary,
-            "settings_from": self.settings_from,
             "versions": versions,
         }
 

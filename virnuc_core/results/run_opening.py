@@ -2,11 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from virnuc_core.checked_hdf5 import recognise_hdf5
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.files import (
     open_lock,
@@ -17,7 +18,15 @@ from virnuc_core.files import (
     temporary_of,
     try_lock,
 )
-from virnuc_core.run_folder import OWN_NAMES, RunFolder
+from virnuc_core.models.catalogue import is_own_head
+from virnuc_core.run_folder import (
+    EVALUATED_RUN,
+    EVALUATION_FILES,
+    OWN_NAMES,
+    RunFolder,
+    card_of,
+    run_folder_of,
+)
 from virnuc_core.sequences.frame_store import StoreMeta
 from virnuc_core.sequences.frame_store_build import REJECTED_HEADER
 
@@ -47,6 +56,23 @@ def open_run_folder(root: Path, *, force: bool, inputs: Iterable[str] = ()) -> I
             _empty(folder)
         remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
         yield folder
+
+
+@contextmanager
+def open_evaluation(root: Path, inputs: Sequence[str]) -> Iterator[None]:
+    """Locks the folder of an evaluation, in which its run has one of its own; raises UsageError as `open_run_folder`."""
+    require_utf8(str(root), *inputs)
+    sequences = RunFolder(root).sequences
+    if root.is_dir():
+        names = {*EVALUATION_FILES, sequences.name, EVALUATED_RUN}
+        require_inside(root, names)
+        require_no_own_file(root, names, inputs)
+        if not is_plan(RunFolder(root / EVALUATED_RUN).plan):
+            require_none(filter(os.path.lexists, (root / name for name in EVALUATION_FILES)), root)
+            if not (root / LOCK_NAME).exists():
+                require_none(sequences.glob("genbank_*"), root)
+    with locking(root):
+        yield
 
 
 @contextmanager
@@ -107,6 +133,58 @@ def require_none(foreign: Iterable[Path], root: Path) -> None:
             f"--out {root}: {listed(found)} would be overwritten, and no run of virnuc made what is there. Move it, or choose "
             "another --out."
         )
+
+
+def require_no_input(out: Path, inputs: Iterable[str]) -> None:
+    """Raises UsageError if an output is one of its inputs, under any path to it."""
+    for name in inputs:
+        path = Path(name)
+        if out.exists() and path.exists() and out.samefile(path):
+            raise UsageError(f"output {out} is the input {name}: choose another --out.")
+
+
+def is_embeddings_file(path: Path) -> bool:
+    """Whether a file is one of vectors that virnuc wrote."""
+    return recognise_hdf5(path) == "embeddings file"
+
+
+def require_replaceable(out: Path, is_own: Callable[[Path], bool], kind: str, *, force: bool) -> None:
+    """Raises UsageError if the output file of a run is there already and may be lost.
+
+    It may be replaced if it is of the run in the folder beside it, or if it is of the `kind` that `is_own` recognises and
+    `force` is given.
+    """
+    if not os.path.lexists(out):
+        return
+    folder = RunFolder(run_folder_of(out))
+    if out.is_file() and is_plan(folder.plan) and (out.name in recorded_names(folder.report) or is_own(out)):
+        return
+    if not (out.is_file() and is_own(out)):
+        raise UsageError(
+            f"--out {out} is there already, and is no {kind} of virnuc: move it, or choose another --out."
+        )
+    if not force:
+        raise UsageError(
+            f"--out {out} is there already, and is not of a run in {folder.root}: choose another --out, or give --force to "
+            "replace it."
+        )
+
+
+def require_head_name(out: Path) -> None:
+    """Raises UsageError unless the suffix is that by which heads are recognized."""
+    if out.suffix != ".safetensors":
+        raise UsageError(f"--out {out} must end in .safetensors: that is how a head is stored.")
+
+
+def require_head_place(head: Path, inputs: Sequence[str], *, force: bool) -> None:
+    """Raises UsageError unless a head and its card can be written to `head` without loss."""
+    require_head_name(head)
+    card = card_of(head)
+    for written in (head, card):
+        require_no_input(written, inputs)
+    require_replaceable(head, is_own_head, "head", force=force)
+    if not head.exists() and not is_plan(RunFolder(run_folder_of(head)).plan):
+        require_none(filter(os.path.lexists, [card]), head)
 
 
 def listed(names: Collection[str | Path]) -> str:

@@ -22,6 +22,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
+from virnuc_core.settings import TrainSettings
 from virnuc_core.specs import InputFile
 from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights, embed_pieces, fit_novelty
 from virnuc_core.training.fit import (
@@ -103,6 +104,21 @@ class HeadSettings:
     held_out: float
     group_power: float
     most_frames: int
+
+    @classmethod
+    def of(cls, settings: TrainSettings) -> "HeadSettings":
+        """Those of a training; a contig head is one network, of which the weights decay."""
+        fit: dict[str, Any] = (
+            {"members": settings.members}
+            if settings.frames == "open"
+            else {"members": 1, "weight_decay": 0.1}
+        )
+        return cls(
+            trainer=TrainerSettings(seed=settings.seed, epochs=settings.epochs, **fit),
+            held_out=settings.held_out,
+            group_power=settings.group_power,
+            most_frames=settings.most_frames,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,11 +7,11 @@ import pytest
 from prefect.runtime import flow_run
 
 from flows import outputs
-from flows.computed_run import labelled_name, run_name
 from flows.lanes import lane_name, plan_journal_name, plan_name
-from flows.outputs import absolute_path, require_absolute, require_run
+from flows.outputs import absolute_path, require_absolute
+from flows.recording import labelled_name, run_name
 from tasks.local_lanes import lane_journal_name
-from virnuc_core.errors import InputError, UsageError
+from virnuc_core.errors import UsageError
 from virnuc_core.settings import PredictSettings
 from virnuc_core.training.labels import LabelledFiles
 
@@ -74,13 +74,6 @@ def test_a_deployed_run_needs_absolute_paths(monkeypatch: pytest.MonkeyPatch) ->
     require_absolute("/data/b.fa", "/out")
     with pytest.raises(UsageError, match=r"^a\.fa, out: a deployed run has no folder of its own"):
         require_absolute("a.fa", "/data/b.fa", "out")
-
-
-def test_a_run_has_a_plan(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no folder of a run"):
-        require_run(tmp_path)
-    (tmp_path / "plan.json").touch()
-    require_run(tmp_path)
 
 
 def test_a_path_is_a_model_where_no_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

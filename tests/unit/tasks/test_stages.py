@@ -17,10 +17,7 @@ from virnuc_core.errors import InputError, LaneError, StorageError, StorageLostE
 from virnuc_core.inference import launcher, worker
 from virnuc_core.inference.events import LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
-from virnuc_core.inference.resident import ResidentModels
 from virnuc_core.inference.shard import missing_shards
-from virnuc_core.pipeline import Run
-from virnuc_core.settings import RunConfig
 
 
 @Resumable
@@ -89,9 +86,7 @@ def test_what_killed_lanes_left_is_removed(finished_run: MadeRun, tmp_path: Path
     left = [whole.folder.shards / path.name for path in left]
     for path in left:
         path.touch()
-    finished = Run(whole.folder, RunConfig(), "predict", lanes=ResidentModels(("cpu",)))
-    finished.plan = whole.plan
-    pipeline.validate(finished)
+    pipeline.validate(whole.folder)
     assert not any(path.exists() for path in left)
 
 

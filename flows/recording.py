@@ -1,13 +1,14 @@
-"""What all runs share, in a flow and without one: names, lanes, stages that are retried, and the MLflow run.
+"""What all runs share, in a flow and without one: names, lanes, and the MLflow run.
 
 Prefect is imported in a flow alone.
 """
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tasks.artifacts import add_run_tag, in_flow
@@ -15,17 +16,13 @@ from tasks.local_lanes import LocalLanes, WatchedLanes
 from tasks.pages.markdown import size
 from tasks.progress import current_progress
 from tasks.publishing import flow_tags, run_tags
-from tasks.publishing import publish as publish_report
-from tasks.run_entries import run_entry
-from tasks.stages import resumable
+from tasks.run_entries import Entry, run_entry
+from tasks.stages import RunSteps
 from tasks.tracking import end_runs, start_tracking, track
-from virnuc_core import pipeline
 from virnuc_core.env_config import ignored_variables
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.pipeline import Run, Stage, run_stages, with_transfers
-from virnuc_core.remote import file_name
-from virnuc_core.results.run_json import RunReport
+from virnuc_core.remote import file_name, output_path
 from virnuc_core.settings import LaneSettings
 
 if TYPE_CHECKING:
@@ -85,40 +82,28 @@ def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> WatchedLanes:
     return LocalLanes(resolve_devices(devices), embed_lane)
 
 
-def compute_run(
-    run: Run,
-    stages: Sequence[Stage],
-    where: LaneSettings,
-    publish_run: Callable[[Run], None] | None = None,
-) -> RunReport:
-    """Runs the stages of a run of `WatchedLanes`, and logs it in MLflow; `publish_run` comes after the stage `publish`.
-
-    Raises:
-        VirnucError: from a stage.
-    """
+@contextmanager
+def recording(
+    folder: Path, out: str, where: LaneSettings, entry: Callable[[], Entry] | None = None
+) -> Iterator[RunSteps]:
+    """The steps of a run in `folder`, which is logged in MLflow at the end of the block, by default as `run_entry`."""
     if where.project:
         add_run_tag(f"virnuc.project:{where.project}")
-    root = run.folder.root
-    run.run_as = "flow" if in_flow() else "process"
-    run.labels = {"mode": where.mode, "project": where.project}
-    run.links = {name.replace(".", "_"): text for name, text in flow_tags().items()}
-    store = start_tracking(run.id, run_tags(root, where.project))
-
-    def publish(run: Run) -> None:
-        publish_report(run.folder, run.report)
-        if publish_run is not None:
-            publish_run(run)
-
-    stages = [publish if stage is pipeline.publish else stage for stage in with_transfers(run, stages)]
+    steps = RunSteps(
+        on_step=lambda name: current_progress().stage(name),
+        run_as="flow" if in_flow() else "process",
+        labels={"mode": where.mode, "project": where.project},
+        links={name.replace(".", "_"): text for name, text in flow_tags().items()},
+    )
+    store = start_tracking(steps.id, run_tags(folder, where.project))
     try:
-        run_stages(run, resumable(stages), lambda stage: current_progress().stage(stage))
+        yield steps
     except BaseException:
         if store is not None and in_flow():
             with suppress(VirnucError):
                 store.connection()  # has opened what `end_mlflow_runs` is to end
         raise
-    track(store, partial(run_entry, run.folder.root), run.out)
-    return run.report
+    track(store, entry or partial(run_entry, folder), output_path(out))
 
 
 def end_mlflow_runs(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:
