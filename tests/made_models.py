@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tests.made_tokenizers import make_tokenizer
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.runner import LoadedModels, load_planned_head
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.catalogue import BUNDLED_HEADS, chunk_rule_of, frames_of
@@ -26,10 +26,8 @@ from virnuc_core.models.checkpoint import (
     config_sizes,
     parameter_shapes,
 )
-from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head, save_contig_head
+from virnuc_core.models.heads import ContigHead, Head, HeadSpec, MLPClassifier, load_head, save_head
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
@@ -81,7 +79,7 @@ def make_models(folder: Path) -> MadeModels:
     shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
     make_tokenizer(dnabert / "tokenizer.json")
     models = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
-    save_contig_head(make_contig_head(WIDTH, WIDTH), models.longest_head, {})
+    save_head(make_contig_head(WIDTH, WIDTH), models.longest_head, {})
     return models
 
 
@@ -93,6 +91,11 @@ class MadeRun:
     store: FrameStore
     plan: RunPlan
     device: str = "cpu"
+
+    @property
+    def head(self) -> Head:
+        assert self.plan.head is not None
+        return load_planned_head(self.plan.head)
 
     def compute(self, indices: Sequence[int] | None = None) -> None:
         """Computes shards in this process, by default all."""
@@ -109,7 +112,7 @@ def copy_of(run: MadeRun, root: Path) -> MadeRun:
 def write_results(run: MadeRun) -> None:
     """All files of a computed run except its report."""
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, head=contig_head_of(run.plan))
+    write_tables(run.folder, run.store, run.head)
 
 
 def plan_run(
@@ -205,10 +208,11 @@ def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path
 
 def write_other_head(path: Path) -> Path:
     """A head for the bundled models, with other scores than their own."""
-    head = load_contig_head(BUNDLED_HEADS["tiny"])
+    head = load_head(BUNDLED_HEADS["tiny"])
+    assert isinstance(head, ContigHead)
     for temperature in (head.chunk_temperature, head.context_temperature, head.contig_temperature):
         temperature.mul_(1.5)
-    save_contig_head(head, path, {})
+    save_head(head, path, {})
     return path
 
 

@@ -16,6 +16,7 @@ from virnuc_core.errors import storage_error
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import index_inputs
+from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.inference.shard import (
     ShardCounters,
     iter_shard_results,
@@ -26,7 +27,6 @@ from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.run_json import RunAs, RunReport, write_report
 from virnuc_core.results.run_opening import (
     is_embeddings_file,
@@ -315,7 +315,8 @@ def aggregate(folder: RunFolder, out: Path) -> ShardCounters:
 def classify(folder: RunFolder) -> TableCounts:
     """Classifies chunks and contigs from the scores, and writes the tables."""
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
-    return write_tables(folder, store, plan.threshold, contig_head_of(plan), plan.fdr)
+    assert plan.head is not None
+    return write_tables(folder, store, load_planned_head(plan.head), plan.threshold, plan.fdr)
 
 
 def fit(

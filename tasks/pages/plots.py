@@ -10,8 +10,7 @@ from virnuc_core.files import atomic_path
 from virnuc_core.inference.events import LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.inference.plan import read_plan
-from virnuc_core.results.report.reading import iter_batches
-from virnuc_core.results.report.totals import BINS, histogram
+from virnuc_core.results.report.reading import BINS, histogram, iter_batches
 from virnuc_core.results.run_json import speeds
 from virnuc_core.run_folder import RunFolder
 

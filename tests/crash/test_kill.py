@@ -48,7 +48,7 @@ def finish(run: MadeRun) -> dict[str, bytes]:
     run_lane(run.folder, pending_shards(run.folder, run.plan), "cpu")
     remove_shard_temporaries(run.folder, range(len(run.plan.shards)))
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store)
+    write_tables(run.folder, run.store, run.head)
     files = [path for path in run.folder.root.rglob("*") if path.is_file() and "damaged" not in path.name]
     return {str(path.relative_to(run.folder.root)): path.read_bytes() for path in files}
 

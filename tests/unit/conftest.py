@@ -26,5 +26,5 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, made_models: MadeMode
     run = plan_run(tmp_path_factory.mktemp("run"), contigs, made_models.config())
     run_lane(run.folder, range(len(run.plan.shards)), "cpu")
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store)
+    write_tables(run.folder, run.store, run.head)
     return run

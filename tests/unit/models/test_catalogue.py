@@ -22,7 +22,7 @@ from virnuc_core.models.catalogue import (
     require_known_model,
     resolve_head,
 )
-from virnuc_core.models.classifier import MLPClassifier, save_classifier
+from virnuc_core.models.heads import MLPClassifier, save_head
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import CHUNKS_BY_RECORD, chunk_steps
 
@@ -85,7 +85,7 @@ def test_no_head_is_guessed(changes: dict[str, object], message: str) -> None:
 
 def test_a_head_that_states_its_chunk_length_is_for_no_other(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
+    save_head(MLPClassifier(8), head, {"chunk_length": 300})
     assert resolve_head(str(head), 300) == resolve_head(str(head)) == head
     message = (
         r"head\.safetensors was trained for chunks of 300 bp, and these have 500 bp\. Use --chunk-length 300"
@@ -94,7 +94,7 @@ def test_a_head_that_states_its_chunk_length_is_for_no_other(tmp_path: Path) -> 
         resolve_head(str(head), 500)
     with pytest.raises(MismatchError, match="was trained for chunks of 300 bp"):
         require_head(RunConfig(chunk_length=500, head=str(head)))
-    save_classifier(MLPClassifier(8), head)
+    save_head(MLPClassifier(8), head)
     for stating_nothing in (head, GOLDEN / "classifier" / "pickled_module.pth"):
         assert resolve_head(str(stating_nothing), 500) == stating_nothing
 
@@ -106,7 +106,7 @@ def test_a_head_that_states_its_frames_is_for_no_others(tmp_path: Path) -> None:
         ({}, "open", "longest"),
         (None, "open", "longest"),
     ):
-        save_classifier(MLPClassifier(8), head, facts)
+        save_head(MLPClassifier(8), head, facts)
         assert frames_of(RunConfig(head=str(head))) == own
         assert resolve_head(str(head), frames=own) == resolve_head(str(head)) == head
         with pytest.raises(MismatchError, match=rf"Use a head for those \(`virnuc train --frames {other}`\)"):
@@ -130,7 +130,7 @@ def test_the_head_chooses_the_chunk_length(
     tmp_path: Path, facts: dict[str, object], chosen: int | str | None, expected: int | str | None
 ) -> None:
     head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(8), head, facts)
+    save_head(MLPClassifier(8), head, facts)
     config = RunConfig(chunk_length=chosen, head=str(head))
     require_head(config)
     assert chunk_rule_of(config) == expected
@@ -146,7 +146,7 @@ def test_the_bundled_head_is_for_chunks_of_every_length() -> None:
 
 def test_records_cut_by_their_length_are_not_for_a_head_of_one_length(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
+    save_head(MLPClassifier(8), head, {"chunk_length": 300})
     with pytest.raises(MismatchError, match=r"these have 500 bp in records below 2000 bp, 1000 bp\. Use"):
         resolve_head(str(head), CHUNKS_BY_RECORD)
 
