@@ -11,6 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -27,7 +28,7 @@ from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
 from tasks.local_lanes import WatchedLanes, lane_journal_name
 from tasks.pool_runs import ONLINE, PoolRun, PoolRuns
-from tasks.stages import awaiting_storage, find_pending
+from tasks.stages import find_pending
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.files import make_folder, write_text
@@ -36,6 +37,7 @@ from virnuc_core.inference.lane_journal import JournalTail, error_of
 from virnuc_core.inference.launcher import lane_timeout
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
+from virnuc_core.retries import retrying
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import LaneSettings, RunConfig
 
@@ -265,7 +267,7 @@ class PoolLanes(WatchedLanes):
             backlog = Backlog([shard.cost for shard in plan.shards], pending, self._lane_seconds, first)
             while work.submit_waiting(backlog, num_slots):
                 work.attend(backlog)
-            if missing := awaiting_storage(missing_shards, folder, pending):
+            if missing := retrying("the list of shards", partial(missing_shards, folder, pending)):
                 raise backlog.error(len(missing))
 
 
@@ -345,7 +347,7 @@ class _PoolWork:
         starts = [self._watch.start(name) for name, run_id in runs.items() if run_id in self._lanes]
         if backlog.is_hopeless({start.place for start in starts if start}, len(self._lanes) + len(retries)):
             every = range(len(self._plan.shards))
-            raise backlog.error(len(awaiting_storage(missing_shards, self._folder, every)))
+            raise backlog.error(len(self._missing(every)))
         self._submit(retries)
 
     def _take_back(self, run_id: UUID, state: State[Any], backlog: Backlog) -> Lane | None:
@@ -353,7 +355,7 @@ class _PoolWork:
         lane = self._lanes.pop(run_id)
         name = lane_journal_name(lane.number, run_id)
         self._watch.leave(name)
-        missing = awaiting_storage(missing_shards, self._folder, lane.shards)
+        missing = self._missing(lane.shards)
         if not missing:
             return None
         start, (kind, reason) = self._watch.start(name), _reason(self._watch.failure(name), state)
@@ -361,6 +363,9 @@ class _PoolWork:
         what = f"is tried again in {retry.delay:.0f} s" if retry else "is set aside until the others are done"
         _log.warning("lane %d failed and %s: %s", lane.number, what, reason)
         return retry
+
+    def _missing(self, shards: Iterable[int]) -> tuple[int, ...]:
+        return retrying("the list of shards", partial(missing_shards, self._folder, shards))
 
     def _submit(self, lanes: Sequence[Lane]) -> None:
         runs = [

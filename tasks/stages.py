@@ -1,22 +1,20 @@
 """The stages of a run: in a flow as Prefect tasks, else as calls with the same retries."""
 
-import logging
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, update_wrapper, wraps
+from functools import cached_property, partial, update_wrapper, wraps
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 from tasks.artifacts import ProgressArtifact, in_flow
 from virnuc_core import pipeline
-from virnuc_core.errors import StorageLostError, VirnucError, is_retryable
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shard import missing_shards, pending_shards, remove_shard_temporaries
+from virnuc_core.retries import DELAYS_SECONDS, is_repeated, retrying, translate_os_errors
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
@@ -27,12 +25,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# All of them for storage that is away, the first three for other errors that may go away.
-RETRY_DELAYS_SECONDS: Final = [2.0, 10.0, *[60.0] * 10]
-_MAX_RETRIES: Final = 3
-
-_log = logging.getLogger(__name__)
 
 # Set while this process is being stopped: no retries then.
 stopping: Final = threading.Event()
@@ -54,20 +46,11 @@ class Resumable(Generic[P, R]):
         """Calls it, until it succeeds or fails for good."""
         if in_flow():
             return self.task(*args, **kwargs)
-        tries = 1
-        while True:
-            try:
-                return self.fn(*args, **kwargs)
-            except (VirnucError, MemoryError) as error:
-                if not _is_retried(self._name, error, tries) or stopping.wait(
-                    RETRY_DELAYS_SECONDS[tries - 1]
-                ):
-                    raise
-            tries += 1
+        return retrying(self._name, partial(self.fn, *args, **kwargs), stopping)
 
     def fn(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls it once."""
-        with pipeline.translate_os_errors():
+        with translate_os_errors():
             return self._function(*args, **kwargs)
 
     @cached_property
@@ -80,8 +63,8 @@ class Resumable(Generic[P, R]):
             name=self._name,
             cache_policy=NO_CACHE,
             persist_result=False,
-            retries=len(RETRY_DELAYS_SECONDS),
-            retry_delay_seconds=RETRY_DELAYS_SECONDS,
+            retries=len(DELAYS_SECONDS),
+            retry_delay_seconds=list(DELAYS_SECONDS),
             retry_condition_fn=retry_if_transient,
         )
 
@@ -95,33 +78,11 @@ class Resumable(Generic[P, R]):
 def retry_if_transient(task: "Task[..., Any]", run: "TaskRun", state: "State[Any]") -> bool:
     """Whether a failed task is retried; says so."""
     error = state.result(raise_on_failure=False)
-    return isinstance(error, BaseException) and _is_retried(task.name, error, run.run_count)
-
-
-def _is_retried(name: str, error: BaseException, tries: int) -> bool:
-    most = len(RETRY_DELAYS_SECONDS) if isinstance(error, StorageLostError) else _MAX_RETRIES
-    if stopping.is_set() or not is_retryable(error) or tries > most:
-        return False
-    _log.warning("%s is tried again in %.0f s: %s", name, RETRY_DELAYS_SECONDS[tries - 1], error)
-    return True
-
-
-def awaiting_storage(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Calls a function of the run's files, again for 10 minutes while the storage is away; it is no task.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
-    delays = iter(RETRY_DELAYS_SECONDS)
-    while True:
-        try:
-            with pipeline.translate_os_errors():
-                return read(*args, **kwargs)
-        except StorageLostError as error:
-            if (delay := next(delays, None)) is None:
-                raise
-            _log.warning("waiting %.0f s for the run's folder: %s", delay, error)
-            time.sleep(delay)
+    return (
+        isinstance(error, BaseException)
+        and not stopping.is_set()
+        and is_repeated(task.name, error, run.run_count)
+    )
 
 
 # Without planning and computing, of which the lanes do each part.

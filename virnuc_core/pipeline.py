@@ -3,15 +3,13 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.errors import storage_error
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import index_inputs
@@ -29,6 +27,7 @@ from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.run_json import RunAs, RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.results.tables import TableCounts, write_tables
+from virnuc_core.retries import translate_os_errors
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
@@ -295,12 +294,3 @@ def embed_run(inputs: Sequence[str], root: Path, config: RunConfig, lanes: Lanes
 
 def _log_stage(name: str) -> None:
     _log.info("stage: %s", name)
-
-
-@contextmanager
-def translate_os_errors() -> Iterator[None]:
-    """Translates OSErrors of the block into `StorageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error) from error

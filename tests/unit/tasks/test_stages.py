@@ -10,10 +10,10 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.states import Failed
 
 from tasks import stages
-from tasks.stages import Resumable, awaiting_storage, find_pending
+from tasks.stages import Resumable, find_pending
 from tests.made_models import MadeModels, MadeRun, copy_of, plan_run
-from virnuc_core import pipeline
-from virnuc_core.errors import InputError, LaneError, StorageError, StorageLostError
+from virnuc_core import pipeline, retries
+from virnuc_core.errors import InputError, LaneError
 from virnuc_core.inference import launcher, worker
 from virnuc_core.inference.events import LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
@@ -36,42 +36,11 @@ def is_tried_again(error: BaseException, tries: int = 1) -> bool:
 
 def test_only_what_may_go_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_tried_again(LaneError("the process died"))
+    assert not is_tried_again(LaneError("the process died"), tries=4)
     assert not is_tried_again(InputError("no such file"))
     monkeypatch.setattr(stages, "stopping", stages.threading.Event())
     stages.stopping.set()
     assert not is_tried_again(LaneError("the process died"))
-
-
-def test_storage_that_is_away_is_waited_for_for_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
-    assert [is_tried_again(LaneError("died"), tries) for tries in (3, 4)] == [True, False]
-    most = len(stages.RETRY_DELAYS_SECONDS)
-    lost = StorageLostError("shard_00042.h5 cannot be read or written: Stale file handle.")
-    assert [is_tried_again(lost, tries) for tries in (4, most, most + 1)] == [True, True, False]
-    assert sum(stages.RETRY_DELAYS_SECONDS) >= 600
-    assert fail.task.retries == most
-    assert "fail is tried again in 60 s: shard_00042.h5 cannot be read" in caplog.text
-
-
-def test_reading_waits_for_storage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    errors = iter([OSError(errno.ESTALE, "Stale file handle", "shards")] * 3)
-
-    def read() -> str:
-        for error in errors:
-            raise error
-        return "listed"
-
-    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0, 0.0])
-    with pytest.raises(StorageLostError, match="shards cannot be read"):
-        awaiting_storage(read)
-    assert caplog.text.count("waiting 0 s for the run's folder: shards cannot be read") == 2
-    assert awaiting_storage(read) == "listed"
-
-
-@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, StorageLostError), (errno.ENOSPC, StorageError)])
-def test_an_error_of_the_disk_is_told_in_own_words(number: int, kind: type[StorageError]) -> None:
-    with pytest.raises(StorageError) as caught:
-        fail.fn(OSError(number, "it failed", "table.tsv"))
-    assert type(caught.value) is kind
 
 
 def test_what_killed_lanes_left_is_removed(finished_run: MadeRun, tmp_path: Path) -> None:
@@ -95,28 +64,20 @@ def test_what_killed_lanes_left_is_removed(finished_run: MadeRun, tmp_path: Path
     assert not any(path.exists() for path in left)
 
 
-def test_without_a_flow_a_stage_is_tried_again_in_the_same_way(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stage_is_tried_again_without_a_flow_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
 
     @Resumable
-    def read(succeeds_at: int) -> str:
+    def read() -> str:
         tries.append(len(tries) + 1)
-        if len(tries) < succeeds_at:
+        if len(tries) < 3:
             raise OSError(errno.ESTALE, "Stale file handle", "shards")
         return "listed"
 
-    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0, 0.0])
+    monkeypatch.setattr(retries, "DELAYS_SECONDS", (0.0, 0.0))
     stages.stopping.clear()
-    assert read(3) == "listed"
-    assert caplog.text.count("read is tried again in 0 s: shards cannot be read") == 2
-    tries.clear()
-    with pytest.raises(StorageLostError, match="shards cannot be read"):
-        read(4)
-    assert len(tries) == 3
-    with pytest.raises(InputError):
-        fail(InputError("no such file"))
+    assert read() == "listed"
+    assert read.task.retries == 12
 
 
 @pytest.mark.usefixtures("fast_lanes")
@@ -127,7 +88,7 @@ def test_after_a_gpu_failed_here_its_lane_goes_on_in_a_process_of_its_own(
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     run = plan_run(tmp_path / "run", contigs, made_models.config())
-    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0])
+    monkeypatch.setattr(retries, "DELAYS_SECONDS", (0.0,))
     monkeypatch.setattr(launcher, "_lost_device", threading.Event())
     monkeypatch.setattr(worker, "run_shards", fail)
     stages.stopping.clear()
