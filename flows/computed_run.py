@@ -11,9 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tasks.artifacts import add_run_tag, in_flow
-from tasks.local_lanes import LocalLanes, WatchedLanes
 from tasks.pages.markdown import size
-from tasks.progress import current_progress
+from tasks.progress import FlowProgress, LaneRows, current_progress
 from tasks.publishing import flow_tags, run_tags
 from tasks.publishing import publish as publish_report
 from tasks.run_entries import run_entry
@@ -23,7 +22,8 @@ from virnuc_core import pipeline
 from virnuc_core.env_config import ignored_variables
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.pipeline import Run, Stage, run_stages, with_transfers
+from virnuc_core.inference.lanes import LocalLanes
+from virnuc_core.pipeline import Lanes, Run, Stage, run_stages, with_transfers
 from virnuc_core.remote import file_name
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import LaneSettings
@@ -65,7 +65,7 @@ def labelled_name() -> str:
     return run_title(str(flow_run.flow_name), files.paths)
 
 
-def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> WatchedLanes:
+def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> Lanes:
     """Finds the devices or the pool for a run before any work is done.
 
     Raises:
@@ -78,11 +78,9 @@ def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> WatchedLanes:
         from flows.pool import PoolLanes
 
         return PoolLanes(where, devices)
-    if not in_flow():
-        return LocalLanes(resolve_devices(devices))
-    from flows.lanes import embed_lane
-
-    return LocalLanes(resolve_devices(devices), embed_lane)
+    # The process of a flow answers Prefect meanwhile.
+    progress = FlowProgress() if in_flow() else current_progress()
+    return LocalLanes(resolve_devices(devices), LaneRows(progress), in_processes=in_flow())
 
 
 def compute_run(
@@ -91,7 +89,7 @@ def compute_run(
     where: LaneSettings,
     publish_run: Callable[[Run], None] | None = None,
 ) -> RunReport:
-    """Runs the stages of a run of `WatchedLanes`, and logs it in MLflow; `publish_run` comes after the stage `publish`.
+    """Runs the stages of a run, and logs it in MLflow; `publish_run` comes after the stage `publish`.
 
     Raises:
         VirnucError: from a stage.

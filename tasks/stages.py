@@ -1,23 +1,12 @@
 """The stages of a run: in a flow as Prefect tasks, else as calls with the same retries."""
 
-import socket
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial, update_wrapper, wraps
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
-from tasks.artifacts import ProgressArtifact, in_flow
+from tasks.artifacts import in_flow
 from virnuc_core import pipeline
-from virnuc_core.inference import launcher
-from virnuc_core.inference.events import LaneEvent, ShardDone
-from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.plan import Kind, RunPlan, read_plan
-from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.shard import missing_shards, pending_shards, remove_shard_temporaries
 from virnuc_core.retries import DELAYS_SECONDS, is_repeated, retrying, translate_os_errors
-from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.settings import RunConfig
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -25,9 +14,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Set while this process is being stopped: no retries then.
-stopping: Final = threading.Event()
 
 
 class Resumable(Generic[P, R]):
@@ -46,7 +32,7 @@ class Resumable(Generic[P, R]):
         """Calls it, until it succeeds or fails for good."""
         if in_flow():
             return self.task(*args, **kwargs)
-        return retrying(self._name, partial(self.fn, *args, **kwargs), stopping)
+        return retrying(self._name, partial(self.fn, *args, **kwargs))
 
     def fn(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls it once."""
@@ -78,11 +64,7 @@ class Resumable(Generic[P, R]):
 def retry_if_transient(task: "Task[..., Any]", run: "TaskRun", state: "State[Any]") -> bool:
     """Whether a failed task is retried; says so."""
     error = state.result(raise_on_failure=False)
-    return (
-        isinstance(error, BaseException)
-        and not stopping.is_set()
-        and is_repeated(task.name, error, run.run_count)
-    )
+    return isinstance(error, BaseException) and is_repeated(task.name, error, run.run_count)
 
 
 # Without planning and computing, of which the lanes do each part.
@@ -99,68 +81,3 @@ _RESUMABLE: Final[dict[pipeline.Stage, pipeline.Stage]] = {
 def resumable(stages: Sequence[pipeline.Stage]) -> list[pipeline.Stage]:
     """Replaces stages by those that are retried."""
     return [_RESUMABLE.get(stage, stage) for stage in stages]
-
-
-@Resumable
-def plan(
-    folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, ...], token: str | None = None
-) -> RunPlan:
-    """Writes the plan, or checks that the one in the folder is of the same run; `token` as for `open_plan`."""
-    return open_plan(config, FrameStore.open(folder.frames), kind, devices, folder, token)
-
-
-@Resumable
-def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, ...]:
-    """Returns the shards that are missing or damaged; quarantines the damaged ones.
-
-    Shards in `taken` are being computed and left out; temporary files of other, killed lanes are removed.
-    """
-    stopping.clear()
-    pending = tuple(shard for shard in pending_shards(folder, read_plan(folder.plan)) if shard not in taken)
-    remove_shard_temporaries(folder, pending)
-    return pending
-
-
-@Resumable
-def compute_shards(
-    folder: RunFolder, shards: tuple[int, ...], device: str, lane: int, num_lanes: int, journal: LaneJournal
-) -> None:
-    """Computes shards on a device, and raises the lane's errors; called again, it skips finished ones.
-
-    In a process of its own, unless `computes_here`.
-    """
-    left = missing_shards(folder, shards)
-    if not left:
-        return
-    planned = read_plan(folder.plan).shards
-    rows = {shard: planned[shard].end - planned[shard].begin for shard in shards}
-    total = sum(rows.values())
-    done = total - sum(rows[shard] for shard in left)
-    bar = ProgressArtifact(f"virnuc-lane-{lane}", f"Lane {lane} on {socket.gethostname()} {device}")
-
-    def emit(event: LaneEvent) -> None:
-        nonlocal done
-        journal.write(event)
-        if isinstance(event, ShardDone):
-            done += rows[event.shard]
-            bar.update(100 * done / total)
-
-    if computes_here(num_lanes):
-        from virnuc_core.inference.runner import LoadedModels  # slow imports
-
-        models = LoadedModels(device)
-        launcher.run_lane_here(folder, left, models, emit)
-        models.close()
-    else:
-        launcher.run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=emit)
-
-
-def computes_here(num_lanes: int) -> bool:
-    """Whether a lane is computed in this process: the only one of a run without a flow, until a GPU fails here."""
-    return num_lanes == 1 and not in_flow() and not launcher.has_lost_device()
-
-
-def end_lane_processes() -> None:
-    """Stops every lane of this process, without retries."""
-    stopping.set()
-    launcher.end_lane_processes()
