@@ -35,7 +35,7 @@ from virnuc_core.errors import (
     UsageError,
     VirnucError,
 )
-from virnuc_core.inference import lane_process, lanes, planning, runner
+from virnuc_core.inference import lane_process, lanes, planning, runner, worker
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.lane_process import LaneProcess
 from virnuc_core.inference.lanes import LocalLanes, assign_shards
@@ -468,7 +468,7 @@ def test_after_an_error_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> 
     with Embedder(MODEL, devices="cpu") as model:
         expected = model.embed(PROTEINS)
         with monkeypatch.context() as patch:
-            patch.setattr(lanes, "write_shard", fail)
+            patch.setattr(worker, "write_shard", fail)
             with pytest.raises(StorageError, match="No space left"):
                 model.embed(PROTEINS)
         np.testing.assert_array_equal(model.embed(PROTEINS), expected)
