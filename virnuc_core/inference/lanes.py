@@ -169,13 +169,9 @@ class LocalLanes:
             partial(self._compute_taken, folder, shards, number, device, len(assigned), stopping)
             for number, (shards, device) in enumerate(zip(assigned, devices, strict=False))
         ]
-        if len(lanes) == 1:
-            reports = [lanes[0]()]
-        else:
-            futures = self._side_by_side(lanes, devices, stopping)
-            _log_failures(futures, folder, pending)
-            reports = [future.result() for future in futures]
-        found = [report for report in reports if report is not None]
+        futures = self._side_by_side(lanes, devices, stopping)
+        _log_failures(futures, folder, pending)
+        found = [report for future in futures if (report := future.result()) is not None]
         warn_of_mixed_hardware(found)
         return found
 
@@ -190,9 +186,10 @@ class LocalLanes:
     ) -> LaneReport | None:
         """Computes the missing ones of some shards on a device, again after errors that may not recur.
 
-        `num_lanes` lanes share the CPU threads. Nothing is repeated once `stopping` is set. Returns None if nothing was
-        missing.
+        `num_lanes` lanes share the CPU threads. Once `stopping` is set, nothing is repeated, and the lane of this process
+        ends after its batch. Returns None if nothing was missing.
         """
+        stopping = stopping or threading.Event()
         events: list[LaneEvent] = []
 
         def emit(event: LaneEvent) -> None:
@@ -253,7 +250,7 @@ class LocalLanes:
         devices: Sequence[str],
         stopping: threading.Event,
     ) -> list[Future[LaneReport | None]]:
-        """Calls all of them, each in a thread with this one's context."""
+        """Calls all of them, each in a thread with the context of this one, but none of its settings of torch."""
         futures: list[Future[LaneReport | None]] = []
         with ThreadPoolExecutor(len(lanes), thread_name_prefix="lane") as threads:
             try:
@@ -271,13 +268,11 @@ class LocalLanes:
                 self._give_back(devices[len(futures) : len(lanes)])
         return futures
 
-    def _lane(
-        self, device: str, num_lanes: int, stopping: threading.Event | None
-    ) -> "_LaneHere | LaneProcess":
+    def _lane(self, device: str, num_lanes: int, stopping: threading.Event) -> "_LaneHere | LaneProcess":
         """The lane of a device, made if there is none that can compute."""
         in_process = self._in_processes or _lost_device.is_set()
         with self._making:
-            if stopping is not None and stopping.is_set():
+            if stopping.is_set():
                 raise LaneError("the run is being stopped.")
             made = self._lanes.get(device)
             if isinstance(made, LaneProcess) and not made.is_alive:
@@ -286,6 +281,8 @@ class LocalLanes:
             if made is None or (in_process and isinstance(made, _LaneHere)):
                 made = LaneProcess(device, num_lanes) if in_process else _LaneHere(device)
                 self._lanes[device] = made
+            if isinstance(made, _LaneHere):
+                made.models.stopping = stopping
         return made
 
     def _end(self, device: str) -> None:
@@ -323,7 +320,8 @@ class LocalLanes:
 def _log_failures(
     lanes: Sequence[Future[LaneReport | None]], folder: RunFolder, shards: Sequence[int]
 ) -> None:
-    if num_failed := sum(lane.exception() is not None for lane in lanes):
+    num_failed = sum(lane.exception() is not None for lane in lanes)
+    if num_failed and len(lanes) > 1:
         _log.error(
             "%d of %d lanes failed, and %d of %d shards are missing; those that are finished are kept: "
             "run the same command again to go on",
@@ -354,10 +352,10 @@ def _with_locations(config: RunConfig, before: RunPlan | None) -> RunConfig:
 
 
 class _LaneHere:
-    """The lane of this process; it is computed in the calling thread."""
+    """The lane of this process."""
 
     def __init__(self, device: str) -> None:
-        self._models = LoadedModels(device)
+        self.models = LoadedModels(device)
 
     def run(self, folder: RunFolder, shards: Sequence[int], lane: int, emit: Observer) -> None:
         """Computes shards, with the settings of a lane's process.
@@ -365,13 +363,13 @@ class _LaneHere:
         Raises:
             DeviceLostError: the GPU failed; what was on the device stays there.
         """
-        started, device = time.perf_counter(), self._models.device
+        started, device = time.perf_counter(), self.models.device
         on_gpu = device.startswith("cuda")
         shown = f"cuda:{physical_gpu(int(device.partition(':')[2]))}" if on_gpu else device
         try:
             with nullcontext() if on_gpu else _using_threads():
                 emit(lane_started(folder, shards, lane, shown, os.getpid()))
-                run_shards(folder, shards, self._models, lane, emit)
+                run_shards(folder, shards, self.models, lane, emit)
                 emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
         except Exception as error:
             lost = lane_error(error, lane) if isinstance(error, RuntimeError) else None
@@ -386,7 +384,7 @@ class _LaneHere:
     def close(self) -> None:
         """Drops the models, and returns their memory to the device."""
         if not _lost_device.is_set():
-            self._models.close()
+            self.models.close()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import copy
 import logging
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -406,10 +407,12 @@ class LoadedModels:
 
     Attributes:
         scorer: the head, None until one is loaded.
+        stopping: of the run under way; when set, it ends after its current batch with KeyboardInterrupt.
     """
 
     def __init__(self, device: str, models: Iterable[ModelRunner] = ()) -> None:
         self.device: Final = device
+        self.stopping = threading.Event()
         self._models = {model.planned.family: model for model in models}
         self._head: PlannedHead | None = None
         self.scorer: Scorer | None = None
@@ -473,11 +476,14 @@ class InferenceRunner:
             CheckpointError: a vector is not finite, even in fp32.
             DeviceError: a single sequence does not fit on the device.
             DeviceMemoryError: the vectors of a shard do not fit, or the fp32 model where it is needed.
+            KeyboardInterrupt: the models are to stop.
         """
         in_flight: deque[tuple[_ShardInFlight, Family, AsyncCopy]] = deque()
         for inputs in shards:
             for launched in self._launch(inputs):
                 in_flight.append(launched)
+                if self._loaded.stopping.is_set():
+                    raise KeyboardInterrupt
                 while len(in_flight) > self._streams.max_in_flight:
                     yield from self._retire(*in_flight.popleft())
         while in_flight:

@@ -168,7 +168,7 @@ def test_what_is_on_a_gpu_that_failed_is_never_freed(
     monkeypatch.setattr(lanes, "_lost_device", threading.Event())
     monkeypatch.setattr(lanes, "run_shards", fail)
     with LocalLanes(("cpu",)) as here, contextlib.suppress(DeviceLostError):
-        here._lane("cpu", 1, None).run(run.folder, (0,), 0, lanes.ignore)
+        here._lane("cpu", 1, threading.Event()).run(run.folder, (0,), 0, lanes.ignore)
     gc.collect()
     assert on_device[0]() is not None
 
@@ -358,6 +358,12 @@ def test_every_call_gives_the_bits_of_a_process_of_its_own(loads: list[str]) -> 
         np.testing.assert_array_equal(model.embed(PROTEINS), expected)
         assert model.embed([]).shape == (0, 96)
     assert len(loads) == 1
+
+
+def test_a_call_takes_no_setting_of_torch_from_its_thread() -> None:
+    expected = embed(PROTEINS, MODEL, devices="cpu")
+    with Embedder(MODEL, devices="cpu") as model, torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+        np.testing.assert_array_equal(model.embed(PROTEINS), expected)
 
 
 def test_a_predictor_writes_what_predict_writes(
