@@ -200,6 +200,8 @@ def test_an_interrupt_ends_lanes_that_compute_and_those_that_wait_to_be_tried_ag
         nonlocal done
         if isinstance(event, LaneStarted):
             pids.append(event.pid)
+            if len(pids) > 2:
+                return
             if event.lane == 0:
                 os.kill(event.pid, signal.SIGKILL)
             else:
