@@ -18,7 +18,7 @@ from benchmarks.forward import machine
 from benchmarks.reports import Json, command_of, options_of, print_and_write
 from virnuc_core.doctor.comparison import cosines
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import write_plan
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.runner import load_planned_head
@@ -43,7 +43,7 @@ def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str
     is_bundled = config.esm_model == config.dnabert_model == "tiny"  # there is a head for these alone
     plan = make_plan(config, store, "predict" if is_bundled else "embed", (device,))
     write_plan(folder.plan, plan)
-    run_lane(folder, range(len(plan.shards)), device)
+    LocalLanes((device,), in_processes=True).compute(folder)
     shards = [result for _, result in iter_shard_results(folder, plan)]
 
     def joined(name: str) -> npt.NDArray[Any]:

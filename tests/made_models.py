@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.made_tokenizers import make_tokenizer
+from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels, load_planned_head
@@ -100,7 +101,7 @@ class MadeRun:
     def compute(self, indices: Sequence[int] | None = None) -> None:
         """Computes shards in this process, by default all."""
         chosen = range(len(self.plan.shards)) if indices is None else indices
-        run_shards(self.folder, chosen, LoadedModels(self.device), 0, lambda event: None)
+        run_shards(self.folder, chosen, LoadedModels(self.device), 0, ignore)
 
 
 def copy_of(run: MadeRun, root: Path) -> MadeRun:

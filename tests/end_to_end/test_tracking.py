@@ -13,7 +13,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
+from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 from prefect.logging.handlers import APILogHandler
 
 from flows.predict import predict
@@ -97,7 +97,7 @@ def test_a_flow_is_found_again_in_mlflow_and_in_prefect(
     assert (run.data.tags["virnuc.mode"], run.data.tags["virnuc.project"]) == ("local", "soil")
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"predictions.tsv", "contigs.tsv", "report.html", "run.json"} <= files
-    assert {"lanes.tsv", "p_virus.png", "throughput.png"} <= files
+    assert {"lanes.tsv", "p_virus.png"} <= files
     lanes = Path(client.download_artifacts(run.info.run_id, "lanes.tsv", str(tmp_path))).read_text()
     assert lanes.splitlines()[1].split("\t")[4] == str(len(report.plan.shards))
     asyncio.run(APILogHandler.aflush())
@@ -122,7 +122,7 @@ def chosen(models: MadeModels) -> PredictSettings:
 
 
 def check_prefect(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-    """State and name of the flow run; artifacts and log lines of it and of its lane."""
+    """State and name of the flow run; artifacts and log lines of it, also those of its lane."""
 
     def filtered(kind: Any, run_id: UUID) -> Any:
         return kind.model_validate({"flow_run_id": {"any_": [run_id]}})
@@ -137,12 +137,11 @@ def check_prefect(client: SyncPrefectClient, flow_run_id: UUID) -> None:
     flow_run = client.read_flow_run(flow_run_id)
     assert flow_run.state_name == "Completed"
     assert "contigs.fa" in flow_run.name
-    children = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}})
-    (lane,) = client.read_flow_runs(flow_run_filter=children)
-    assert shown(flow_run_id).keys() == {"virnuc-summary", "virnuc-lanes", "virnuc-packing"}
-    assert shown(lane.id) == {"virnuc-lane-0": 100.0}
+    tables = {"virnuc-summary", "virnuc-lanes", "virnuc-packing"}
+    assert shown(flow_run_id).keys() == {*tables, "virnuc-lane-0"}
+    assert shown(flow_run_id)["virnuc-lane-0"] == 100.0
     assert any(line.startswith("plan: esm2") for line in lines(flow_run_id))
-    assert any(line.startswith("lane 0: shard 1 of ") for line in lines(lane.id))
+    assert any(line.startswith("lane 0: shard 1 of ") for line in lines(flow_run_id))
 
 
 @pytest.fixture
@@ -208,7 +207,7 @@ def test_a_server_that_was_away_gets_the_run_later_and_once(
         (run,) = runs_in(client, out)
         assert run.info.status == "FINISHED"
         files = {file.path for file in client.list_artifacts(run.info.run_id)}
-        assert {"contigs.tsv", "run.json", "lanes.tsv", "p_virus.png", "throughput.png"} <= files
+        assert {"contigs.tsv", "run.json", "lanes.tsv", "p_virus.png"} <= files
     assert server.url not in "".join(path.read_text() for path in out.glob("*.json"))
 
 
