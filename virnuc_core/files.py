@@ -207,12 +207,18 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
         ValueError: it is not JSON, is nested too deeply, or is not an object.
     """
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_int=_integer)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict):
         raise ValueError(f"it is a {type(document).__name__} and no object")
     return document
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 100:
+        raise ValueError("it holds a number that is too large")
+    return int(digits)
 
 
 def from_json(kind: type[Record], values: object) -> Record:
