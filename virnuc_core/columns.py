@@ -1,4 +1,4 @@
-"""Columns of byte strings: one buffer with offsets instead of a list of Python objects."""
+"""Array types, and columns of byte strings: one buffer with offsets instead of a list of Python objects."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +12,13 @@ if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
 
 
-def concatenated_ranges(
-    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+Bool = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+
+def concatenated_ranges(starts: Int64, lengths: Int64) -> tuple[Int64, Int64]:
     """Concatenates the n ranges starts[i]..starts[i] + lengths[i] - 1; also returns their offsets, int64 (n + 1,)."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -29,13 +33,13 @@ class ByteColumn:
     """
 
     data: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
+    offsets: Int64
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
-    def lengths(self) -> npt.NDArray[np.int64]:
+    def lengths(self) -> Int64:
         """int64 (n,), in bytes."""
         return np.diff(self.offsets)
 
@@ -51,7 +55,7 @@ class ByteColumn:
         """Rows begin..end-1 as a view."""
         return type(self)(self.data, self.offsets[begin : end + 1])
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Self:
+    def take(self, rows: Int64) -> Self:
         """Copies the given rows in the given order."""
         index, offsets = concatenated_ranges(self.offsets[rows], self.lengths[rows])
         return type(self)(self.data[index], offsets)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 # Seconds (Unix time) and value.
 Curve = Sequence[tuple[float, float]]
 
-_MAX_NAMED_CURVES: Final = 10
-_MANY_SECONDS: Final = 180.0
 _VIRUS_COLOUR: Final = "#c8553d"
 _OTHER_COLOUR: Final = "#588b8b"
 
@@ -49,9 +47,9 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
     """Sequences per second over time, one line per lane; many lanes have no legend."""
     moments = [moment for _, curve in lanes for moment, _ in curve]
     begin, end = min(moments, default=0.0), max(moments, default=0.0)
-    unit, seconds = ("minutes", 60) if end - begin >= _MANY_SECONDS else ("seconds", 1)
+    unit, seconds = ("minutes", 60) if end - begin >= 180.0 else ("seconds", 1)
     figure, axes = new_figure("Throughput of the lanes", unit, "sequences/s")
-    is_named = len(lanes) <= _MAX_NAMED_CURVES
+    is_named = len(lanes) <= 10
     style = {"marker": "o", "markersize": 3} if is_named else {"linewidth": 0.6, "alpha": 0.6}
     for name, curve in lanes:
         times = [(moment - begin) / seconds for moment, _ in curve]

@@ -43,8 +43,6 @@ from virnuc_core.versions import (
     triton_of_torch,
 )
 
-_LEAST_GPU_MEMORY_GB: Final = 4.0
-_NUM_CONTIGS: Final = 8
 _CODONS: Final = 160  # of each, fewer than fill a chunk
 # Vectors in 16 bits stay above 0.99995 (docs/performance.md); a faulty device is far off.
 _LEAST_COSINE: Final = 0.9999
@@ -149,7 +147,7 @@ def _gpu(device: str) -> Finding:
     advice = ""
     if (properties.major, properties.minor) < MIN_CAPABILITY:
         advice = "nobody has tried GPUs older than compute capability 8.0: compare with --devices cpu first"
-    elif free / 1e9 < _LEAST_GPU_MEMORY_GB:
+    elif free / 1e9 < 4.0:
         advice = "other programs use its memory: see nvidia-smi, or choose others with --devices"
     return _device_finding(device, "warning", found, advice)
 
@@ -210,7 +208,7 @@ def _write_contigs(path: Path) -> None:
     codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
     sense = [codon for codon in codons if codon not in ("TAA", "TAG", "TGA")]
     with path.open("w") as file:
-        for number in range(_NUM_CONTIGS):
+        for number in range(8):
             length = _CODONS - 15 * number
             file.write(f">contig_{number}\n{''.join(rng.choices(sense, k=length))}\n")
 

@@ -10,7 +10,6 @@ from typing import Final
 from virnuc_core.env_config import physical_gpu
 from virnuc_core.inference.events import GpuSample
 
-_SECONDS: Final = 20.0
 _SAMPLED: Final = ("index", "uuid", "utilization.gpu", "memory.used")
 
 _log = logging.getLogger(__name__)
@@ -21,7 +20,7 @@ def query_gpus(fields: Sequence[str], *, units: bool) -> list[tuple[str, ...]]:
     layout = "csv,noheader" if units else "csv,noheader,nounits"
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={layout}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20.0)
     except (OSError, subprocess.SubprocessError) as error:
         _log.debug("nvidia-smi does not tell: %s", error)
         return []

@@ -42,7 +42,6 @@ _POOLING: Final[dict[Family, str]] = {
     "dnabert_s": "mean over all tokens, [CLS] and [SEP] included",
     "esm2": "mean over residues, BOS and EOS excluded",
 }
-_HDF5_CHUNK_BYTES: Final = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ class _GrowingDataset:
     def __init__(self, file: h5py.File, name: str, num_rows: int, width: int, dtype: Any) -> None:
         shape = (num_rows, width) if width else (num_rows,)
         row_bytes = max(1, width) * np.dtype(dtype).itemsize
-        chunks = (min(num_rows, max(1, _HDF5_CHUNK_BYTES // row_bytes)), *shape[1:])
+        chunks = (min(num_rows, max(1, (1 << 20) // row_bytes)), *shape[1:])
         compression = "gzip" if np.dtype(dtype).kind == "S" else None
         options = {"chunks": chunks, "fletcher32": True, "compression": compression} if num_rows else {}
         self._dataset = file.create_dataset(name, shape, dtype, **options)

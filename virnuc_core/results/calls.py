@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.columns import Bool, Float64, Int64
 from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule, mean_scores
 from virnuc_core.specs import Tier
 
@@ -14,10 +15,6 @@ DEFAULT_THRESHOLD: Final = 0.5
 VIRUS: Final = "virus"
 OTHER: Final = "other"
 UNSCORED: Final = "unscored"
-
-Bool = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Bool = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
+from virnuc_core.columns import Bool, Float64
 
 _LOG_ODDS_BOUND: Final = 30.0
 

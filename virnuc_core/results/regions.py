@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from virnuc_core.columns import Float64, Int64
 from virnuc_core.results.calls import DEFAULT_THRESHOLD
 from virnuc_core.results.writers import (
     decimals,
@@ -61,9 +62,6 @@ REGION_SCHEMA: Final = pa.schema(
         ("tier", pa.string()),
     ]
 )
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

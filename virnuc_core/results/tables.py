@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from virnuc_core.columns import Bool, Float64
 from virnuc_core.env_config import available_threads
 from virnuc_core.errors import MismatchError
 from virnuc_core.models.scores import ContigScores, ScoredRows
@@ -54,8 +55,6 @@ FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
 _BLOCK_CHUNKS: Final = 1 << 15
 
 R = TypeVar("R")
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 _log = logging.getLogger(__name__)
 

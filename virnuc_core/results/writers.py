@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import IO, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from isal import igzip_threaded
 
+from virnuc_core.columns import Float32, Float64
 from virnuc_core.files import atomic_path
 
 NOT_AVAILABLE: Final = "NA"
 
 Write = Callable[[bytes], object]
 AppendRows = Callable[[pa.Table], None]
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 
 
 @contextmanager

@@ -18,15 +18,11 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional
 
-from virnuc_core.columns import concatenated_ranges
+from virnuc_core.columns import Bool, Float32, Float64, Int64, concatenated_ranges
 from virnuc_core.models.heads import ContigHead
 from virnuc_core.models.memory import to_device
 from virnuc_core.models.scores import ScoredRows
 
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 Run = tuple[int, int]  # consecutive chunks of a record: first, end
 
 MOST_CHUNKS: Final = 24

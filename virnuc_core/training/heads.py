@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.columns import Int64
 from virnuc_core.errors import InputError
 from virnuc_core.files import file_digest, make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
@@ -52,8 +53,6 @@ from virnuc_core.training.split import (
     split_records,
     subsample,
 )
-
-Int64 = npt.NDArray[np.int64]
 
 # Validation records; with fewer, a head keeps its scores as they are.
 LEAST_TO_CALIBRATE: Final = 10

@@ -14,12 +14,9 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from virnuc_core.columns import concatenated_ranges
+from virnuc_core.columns import Bool, Float64, Int64, concatenated_ranges
 from virnuc_core.errors import InputError
 
-Bool = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
 PARTS: Final = ("train", "validation", "test")
