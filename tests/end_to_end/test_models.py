@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.end_to_end.conftest import CommandLine
 from tests.made_hub import running_hub
 from tests.made_models import write_model
@@ -95,18 +93,6 @@ def test_a_copy_is_made_once(virnuc: CommandLine, tmp_path: Path) -> None:
     (new / "dnabert_tiny").rename(tmp_path / "there")
     (new / "esm2_tiny").rename(new / "dnabert_tiny")
     virnuc.refused(2, "is in the way and is not this model", "models", "pull", "dnabert:tiny", "--to", new)
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "message"),
-    [
-        ("tiny", 2, "give esm2:tiny or dnabert:tiny"),
-        ("650", 4, "there is no model 650"),
-        ("tests", 2, "is a path"),
-    ],
-)
-def test_what_cannot_be_pulled(name: str, code: int, message: str, virnuc: CommandLine) -> None:
-    virnuc.refused(code, message, "models", "pull", name)
 
 
 def test_the_catalogue_for_a_person(virnuc: CommandLine) -> None:
