@@ -13,7 +13,6 @@ from virnuc_core.inference.device import (
     fitting_token_budget,
     least_free_memory,
     resolve_devices,
-    resolve_precision,
     weight_bytes,
 )
 
@@ -27,14 +26,6 @@ def test_auto_takes_every_gpu() -> None:
     assert resolve_devices(("auto",)) == tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
     with pytest.raises(DeviceError, match="GPU 99 is not available"):
         resolve_devices(("99",))
-
-
-def test_fp8_is_for_ada_and_hopper() -> None:
-    if torch.cuda.get_device_capability("cuda:0") >= (8, 9):
-        assert resolve_precision("fp8", "cuda:0") == "fp8"
-    else:
-        with pytest.raises(DeviceError, match="no fp8 instructions"):
-            resolve_precision("fp8", "cuda:0")
 
 
 def test_memory_in_use_is_not_free() -> None:

@@ -148,17 +148,6 @@ def test_the_same_bytes_twice_and_from_the_middle(store: FrameStore) -> None:
     assert [result.counters for result in first] == [result.counters for result in second]
 
 
-def test_equal_sequences_are_embedded_once(store: FrameStore) -> None:
-    [result] = run(store, plan_of(store, num_shards=1))
-    assert [model.sequences for model in result.counters.models] == [NUM_DISTINCT] * 2
-    assert result.protein is not None
-    assert store.protein is not None
-    proteins = store.protein.to_strings()
-    for row in range(NUM_DISTINCT, NUM_DISTINCT + 50):
-        first = proteins.index(proteins[row])
-        np.testing.assert_array_equal(result.protein[row], result.protein[first])
-
-
 def test_half_precision_vectors_are_rounded_on_the_device(store: FrameStore) -> None:
     plan = plan_of(store)
     full, half = run(store, plan), run(store, replace(plan, embeddings="float16"))
