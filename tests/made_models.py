@@ -17,7 +17,7 @@ from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.models.catalogue import BUNDLED_HEADS, chunk_rule_of, frames_of
+from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.models.checkpoint import (
     DNABERT,
     TOKEN_TYPE,
@@ -27,7 +27,7 @@ from virnuc_core.models.checkpoint import (
     parameter_shapes,
 )
 from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head, save_contig_head
+from virnuc_core.models.contig_head import ContigHead, HeadSpec, save_contig_head
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.tables import write_tables
@@ -200,15 +200,6 @@ def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path
     with torch.no_grad():
         head.output_layer.bias[1] = bias
     save_file(head.state_dict(), path)
-    return path
-
-
-def write_other_head(path: Path) -> Path:
-    """A head for the bundled models, with other scores than their own."""
-    head = load_contig_head(BUNDLED_HEADS["tiny"])
-    for temperature in (head.chunk_temperature, head.context_temperature, head.contig_temperature):
-        temperature.mul_(1.5)
-    save_contig_head(head, path, {})
     return path
 
 

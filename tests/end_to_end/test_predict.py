@@ -114,21 +114,13 @@ def test_contigs_are_called_at_a_promised_rate(
     command = (*command, "--head", models.longest_head)
     plain = virnuc.done(*command, "--json").document
     assert (plain["fdr"], plain["sample"]["fdr"], plain["sample"]["threshold"]) == (None, None, 0.5)
-    usual = [row[:-1] for row in rows(run / "predictions.tsv")]  # evidence is of called contigs
     for fdr in (0.999, 1e-6):
         document = virnuc.done(*command, "--json", "--fdr", fdr).document
         assert document["shards"] == {"total": plain["shards"]["total"], "computed": 0}
         assert json.loads((run / "run.json").read_text())["sample"] == document["sample"]
         assert (document["fdr"], document["sample"]["fdr"], document["threshold"]) == (fdr, fdr, 0.5)
-        assert document["sample"]["share"] == plain["sample"]["share"]
-        threshold = document["sample"]["threshold"]
-        for row in rows(run / "contigs.tsv")[1:]:
-            assert row[8] == "unscored" or (row[8] == "virus") == (
-                threshold is not None and float(row[10]) >= threshold
-            )
         virnuc.done("inspect", run)
-    assert (document["counts"]["contigs_virus"], threshold) == (0, None)
-    assert [row[:-1] for row in rows(run / "predictions.tsv")] == usual
+    assert (document["counts"]["contigs_virus"], document["sample"]["threshold"]) == (0, None)
     assert (
         "no contig can be called for a false discovery rate of at most 0.0001 %"
         in virnuc.done(*command, "--fdr", 1e-6).out
@@ -209,11 +201,3 @@ def test_interrupt_ends_every_process_and_says_so(models: MadeModels, tmp_path: 
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("virnuc: error: interrupted")
-
-
-@pytest.mark.slow
-def test_killed_run_leaves_no_server(models: MadeModels, contigs: Path, tmp_path: Path) -> None:
-    """The server is in the process group of the run, which must be empty soon after."""
-    with virnuc_process("predict", contigs, "--out", tmp_path / "run", *models.flags) as process:
-        wait_until((tmp_path / "run" / "frames").exists)
-        process.kill()

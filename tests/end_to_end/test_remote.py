@@ -12,7 +12,6 @@ from flows.outputs import require_places
 from tests.end_to_end.conftest import CommandLine, wait_until, write_class
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web
-from virnuc_core import api
 from virnuc_core.errors import UsageError
 from virnuc_core.remote import output_path
 
@@ -96,29 +95,10 @@ def test_another_runs_results_are_not_replaced(
     virnuc.done(*command, "--force")
 
 
-def test_the_python_api_takes_urls(models: MadeModels, contigs: Path, storage: ObjectStorage) -> None:
-    source = storage.put("contigs.fa", contigs.read_bytes())
-    predicted = api.predict(
-        source, out=f"{storage.url}/run", esm_model=str(models.esm2), dnabert_model=str(models.dnabert),
-        head=str(models.head),
-    )  # fmt: skip
-    assert len(predicted.contigs) == 6
-    assert "run/run.json" in storage.written
-
-
 def test_a_pool_needs_a_staging_folder_that_is_named(set_env: Callable[..., None]) -> None:
     set_env(VIRNUC_STAGING="")
     with pytest.raises(UsageError, match="VIRNUC_STAGING"):
         require_places(["s3://bucket/contigs.fa"], "/tmp/run", "pool")
-
-
-def test_what_is_no_address_of_a_file(virnuc: CommandLine, tmp_path: Path) -> None:
-    for url, message in (
-        ("reference://", "reference:// is of an unknown kind"),
-        ("no-such://a:key@host/x.fa", "no-such://host/x.fa is of an unknown kind"),
-        ("http://127.0.0.1:9/%2e%2e", "%2e%2e names no file"),
-    ):
-        assert "key" not in virnuc.refused(2, message, "predict", url, "--out", tmp_path / "run")
 
 
 def test_a_head_is_trained_on_files_at_urls(

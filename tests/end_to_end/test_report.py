@@ -114,15 +114,10 @@ def test_says_what_was_found_with_what(show: Any) -> None:
     ) == ["https://mlflow.example/1"]
 
 
-def test_sorts_by_each_column_with_what_is_unknown_last(show: Any) -> None:
+def test_sorts_what_is_unknown_last(show: Any) -> None:
     made = many_contigs(40)
     page = show(made)
-    for name, key in (("Length", lambda c: -c.bases), ("Contig", lambda c: int(c.name[7:]))):
-        for is_reversed in (False, True):
-            column(page, name).get_by_role("button").click()
-            expected = [contig.name for contig in sorted(made, key=key, reverse=is_reversed)]
-            assert rows(page)[:5] == expected[:5]
-    for direction in ("descending", "ascending"):
+    for direction in ("ascending", "descending"):
         column(page, "Mean p_virus").get_by_role("button").click()
         assert column(page, "Mean p_virus").get_attribute("aria-sort") == direction
         assert sorted(rows(page)[-6:]) == sorted(c.name for c in made if not c.scored)
@@ -186,15 +181,7 @@ def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
     assert page.locator(".detail").count() == 0
 
 
-def test_a_run_without_regions_or_tiers_has_a_report(show: Any) -> None:
-    page = show([MadeContig(name="short", p_virus=(None,))])
-    assert page.locator("#regions").count() == 0
-    assert column(page, "Tier").count() == 0
-    row(page, "short").click()
-    assert "No chunk of this contig has a score" in page.locator(".detail").inner_text()
-
-
-def test_islands_are_drawn_when_they_come_into_sight_in_light_and_dark(show: Any) -> None:
+def test_islands_are_drawn_when_they_come_into_sight(show: Any) -> None:
     page = show([island(f"host_{i}", 40 - i, 60) for i in range(15)])
     assert page.locator(".card").count() == 12
     drawn = page.locator(".card svg").count()
@@ -202,17 +189,6 @@ def test_islands_are_drawn_when_they_come_into_sight_in_light_and_dark(show: Any
     page.locator(".card").last.scroll_into_view_if_needed()
     page.wait_for_selector(".card:last-child svg")
     assert page.locator(".card svg").count() > drawn
-
-    colour = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(colour)
-    page.get_by_role("button", name="Switch to the dark theme").click()
-    dark = page.evaluate(colour)
-    assert dark != light
-    page.get_by_role("button", name="Switch to the light theme").click()
-    assert page.evaluate(colour) == light
-    page.evaluate("delete document.documentElement.dataset.theme")
-    page.emulate_media(color_scheme="dark")
-    assert page.evaluate(colour) == dark
 
 
 def test_hostile_names_are_text(show: Any) -> None:

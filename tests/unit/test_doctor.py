@@ -72,22 +72,6 @@ def test_a_gpu_is_described(
 
 
 @pytest.mark.parametrize(
-    ("home", "fault"),
-    [("not/yet", ""), ("file/home", "cannot be written"), ("/proc/nowhere", "cannot be written")],
-)
-def test_the_home_is_one_that_can_be_written(
-    home: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path / home))
-    reload()
-    [finding] = checks.home_findings()
-    assert finding.state == ("problem" if fault else "ok")
-    assert fault in finding.found
-    assert not (tmp_path / "not").exists()
-
-
-@pytest.mark.parametrize(
     ("change", "score_change", "state"),
     [(np.nan, 0, "problem"), (50.0, 0, "problem"), (0, 0.06, "problem"), (0, 0.001, "ok")],
 )
