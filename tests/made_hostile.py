@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 
+from tests.made_models import tokenizer
 from tests.made_pickles import archive
-from tests.made_tokenizers import tokenizer
 
 _MIB: Final = 1 << 20
 

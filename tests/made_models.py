@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tests.made_tokenizers import make_tokenizer
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels
@@ -80,9 +80,9 @@ def make_models(folder: Path) -> MadeModels:
     dnabert = folder / "dnabert"
     shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
     make_tokenizer(dnabert / "tokenizer.json")
-    models = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
-    save_contig_head(make_contig_head(WIDTH, WIDTH), models.longest_head, {})
-    return models
+    made = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
+    save_contig_head(make_contig_head(WIDTH, WIDTH), made.longest_head, {})
+    return made
 
 
 @dataclass(frozen=True)
@@ -232,3 +232,21 @@ def write_contigs(
                 sequence = NO_OPEN_FRAME
             file.write(f">contig{number % 37}\n{sequence}\n")
     return path
+
+
+def tokenizer(words: Sequence[str], merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """Byte pairs of a few DNA words, whose ids are their places; [CLS] is 1 and [SEP] 2."""
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges), unk_token="[UNK]"))
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return made
+
+
+def make_tokenizer(path: Path) -> None:
+    """Byte pairs of a few DNA words, with the ids of the published special tokens."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "A", "C", "G", "T", "AC", "GT", "AA", "ACGT"]
+    made = tokenizer(words, [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")])
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(path))

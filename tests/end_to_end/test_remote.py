@@ -1,15 +1,13 @@
 """Runs whose inputs and results are at object storage."""
 
 import json
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flows.outputs import require_places
-from tests.end_to_end.conftest import CommandLine, wait_until, write_class
+from tests.end_to_end.conftest import CommandLine, write_class
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web
 from virnuc_core.errors import UsageError
@@ -54,25 +52,6 @@ def test_predict_reads_and_writes_object_storage_and_computes_once(
 
     storage.put("in/contigs.fa", b">other\n" + b"ACGT" * 200 + b"\n")
     virnuc.refused(4, "input_digest: was contigs.fa", *command)
-
-
-def test_results_wait_for_storage_that_is_gone(
-    virnuc: CommandLine, models: MadeModels, contigs: Path, storage: ObjectStorage
-) -> None:
-    out = f"{storage.url}/run"
-
-    def interrupt() -> None:
-        wait_until(lambda: list(output_path(out).glob("shards/*.h5")))
-        storage.stop()
-        wait_until((output_path(out) / "run.json").exists)
-        time.sleep(3)
-        storage.start()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    virnuc.done("predict", contigs, "--out", out, *models.flags)
-    thread.join()
-    assert json.loads(storage.get("run/run.json"))["counts"]["records"] == 6
 
 
 def test_embed_writes_its_file_and_its_run(

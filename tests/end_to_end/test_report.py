@@ -12,7 +12,6 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.made_browser import chromium
 from tests.made_reports import MadeContig, island, many_contigs, write_run
-from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.specs import CHUNKS_BY_RECORD
 
@@ -217,19 +216,6 @@ def test_the_longest_stretches_are_named(show: Any) -> None:
     detail = page.locator(".detail")
     assert "4 chunks or more; this one has 3." in detail.inner_text()
     assert "Novelty 0.250" in detail.inner_text()
-
-
-def test_contigs_called_at_a_promised_rate_are_on_their_side_of_its_threshold(show: Any) -> None:
-    sample = SampleCalls(
-        prior=0.5, share=0.2, share_low=0.1, fdr=0.05, threshold=0.9, expected_fdr=0.01, expected_false=0.01
-    )
-    made = [MadeContig(name=f"p_{p}", p_virus=(p, p)) for p in (0.95, 0.7, 0.2)]
-    page = show(made, frames="longest", sample=sample)
-    assert "false calls to expect: 0.01 of 2" in page.inner_text("#sample")
-    figure = page.locator("#confidence figure.histogram").nth(1)
-    assert "2 other · 1 virus" in figure.inner_text()
-    assert "at least 0.900. Peaks" in page.inner_text("#confidence")
-    assert page.locator("td.c-p_virus .score .fill-virus").count() == 1
 
 
 def test_chunks_of_records_cut_by_their_own_length_are_where_the_table_has_them(show: Any) -> None:

@@ -138,16 +138,6 @@ def test_the_gpu_says_what_the_cpu_says(
     assert all(model.fp32_batches == 0 for result in results for model in result.counters.models)
 
 
-def test_the_same_bytes_twice_and_from_the_middle(store: FrameStore) -> None:
-    plan = plan_of(store)
-    first, second = run(store, plan), run(store, plan)
-    resumed = run(store, replace(plan, shards=plan.shards[1:]))
-    for name in ("dna", "protein", "scores"):
-        np.testing.assert_array_equal(joined(first, name), joined(second, name))
-        np.testing.assert_array_equal(joined(first[1:], name), joined(resumed, name))
-    assert [result.counters for result in first] == [result.counters for result in second]
-
-
 @pytest.fixture
 def _all_memory_again() -> Iterator[None]:
     yield

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from tests.made_hostile import hostile_json, hostile_tokenizers
-from tests.made_tokenizers import tokenizer
+from tests.made_models import tokenizer
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import EsmConfig, EsmForMaskedLM
 
 from tests.made_hostile import hostile_json, safetensors_headers
-from tests.made_models import ESM2, GOLDEN, make_spec, published_config, write_model
-from tests.made_tokenizers import make_tokenizer
+from tests.made_models import ESM2, GOLDEN, make_spec, make_tokenizer, published_config, write_model
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.checkpoint import parameter_shapes, random_state_dict, read_weights
 from virnuc_core.models.hub import open_checkpoint
