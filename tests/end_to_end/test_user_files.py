@@ -11,7 +11,8 @@ import pytest
 
 from tests.end_to_end.conftest import CommandLine, rows
 from tests.end_to_end.test_refusals import FASTA, MINE, tree
-from virnuc_cli.main import main
+
+TABLE = ("frames", "in.fa", "--chunk-length", 500)
 
 
 @pytest.fixture(autouse=True)
@@ -23,52 +24,30 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the bundled models."""
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "in.fa").write_text(FASTA)
-    assert main(["predict", str(folder / "in.fa"), "--out", str(folder / "run"), "--quiet"]) == 0
-    return folder / "run"
-
-
-@pytest.fixture(params=["frames", "score"])
-def table(request: pytest.FixtureRequest, embedded: Path) -> tuple[object, ...]:
-    """A command that writes one table, without --out."""
-    if request.param == "frames":
-        return ("frames", "in.fa", "--chunk-length", 500)
-    head = json.loads((embedded / "plan.json").read_text())["head"]["location"]
-    return ("score", embedded / "embeddings.h5", "--head", head)
-
-
-def test_a_table_goes_through_a_pipe_and_a_device(
-    table: tuple[object, ...], virnuc: CommandLine, here: Path
-) -> None:
-    virnuc.done(*table, "--out", "table.tsv")
+def test_a_table_goes_through_a_pipe_and_a_device(virnuc: CommandLine, here: Path) -> None:
+    virnuc.done(*TABLE, "--out", "table.tsv")
     expected = Path("table.tsv").read_bytes()
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        virnuc.done(*table, "--out", "pipe")
+        virnuc.done(*TABLE, "--out", "pipe")
         assert Path("pipe").is_fifo()
         assert os.read(reader, 1 << 20) == expected
     finally:
         os.close(reader)
     Path("device").symlink_to("/dev/null")
-    virnuc.done(*table, "--out", "device")
+    virnuc.done(*TABLE, "--out", "device")
     assert os.readlink("device") == "/dev/null"
     assert Path("device").is_char_device()
     assert not [name for name in tree(here) if name.startswith((".", "pipe.", "device."))]
 
 
-def test_a_link_as_table_stays_and_its_target_is_written(
-    table: tuple[object, ...], virnuc: CommandLine, here: Path
-) -> None:
+def test_a_link_as_table_stays_and_its_target_is_written(virnuc: CommandLine, here: Path) -> None:
     Path("elsewhere").mkdir()
     Path("link.tsv").symlink_to("elsewhere/table.tsv")
-    virnuc.done(*table, "--out", "table.tsv")
+    virnuc.done(*TABLE, "--out", "table.tsv")
     for _ in range(2):  # the target is new, and there
-        virnuc.done(*table, "--out", "link.tsv")
+        virnuc.done(*TABLE, "--out", "link.tsv")
         assert os.readlink("link.tsv") == "elsewhere/table.tsv"
         assert Path("elsewhere/table.tsv").read_bytes() == Path("table.tsv").read_bytes()
     assert [path.name for path in Path("elsewhere").iterdir()] == ["table.tsv"]
