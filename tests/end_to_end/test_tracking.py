@@ -2,18 +2,13 @@
 
 import asyncio
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import httpx
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -23,7 +18,7 @@ from prefect.logging.handlers import APILogHandler
 
 from flows.predict import predict
 from tasks import artifacts
-from tests.end_to_end.conftest import CommandLine, wait_until
+from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.settings import PredictSettings
@@ -151,8 +146,9 @@ def check_prefect(client: SyncPrefectClient, flow_run_id: UUID) -> None:
 
 
 @pytest.mark.parametrize("kind", ["no server", "silent server", "no database"])
-def test_a_store_that_cannot_be_written_costs_no_result_and_little_time(
+def test_a_store_that_cannot_be_written_costs_no_result_and_little_time_and_gets_the_run_later(
     kind: str,
+    store: str,
     virnuc: CommandLine,
     models: MadeModels,
     contigs: Path,
@@ -178,6 +174,10 @@ def test_a_store_that_cannot_be_written_costs_no_result_and_little_time(
         assert result.err.count("warning: MLflow") == 1
         assert f"`virnuc track {run}`" in result.err
         virnuc.refused(6, "MLflow", "track", run)
+    set_env(MLFLOW_TRACKING_URI=store)
+    for _ in range(2):
+        virnuc.done("track", run)
+    assert [one.info.status for one in runs_in(MlflowClient(store), run)] == ["FINISHED"]
 
 
 def test_tracking_is_switched_off(
@@ -187,57 +187,6 @@ def test_tracking_is_switched_off(
     assert "MLflow" not in virnuc.done("predict", contigs, "--out", run, *models.flags).err
     with pytest.raises(UsageError, match="VIRNUC_TRACKING is 'no'; set it to on or off"):
         set_env(VIRNUC_TRACKING="no")
-
-
-def is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health").is_success
-    except httpx.HTTPError:
-        return False
-
-
-@pytest.mark.slow
-def test_a_server_that_was_away_gets_the_run_later_and_once(
-    virnuc: CommandLine,
-    prefect_server: None,
-    models: MadeModels,
-    contigs: Path,
-    tmp_path: Path,
-    set_env: SetEnv,
-) -> None:
-    out = tmp_path / "run"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    set_env(MLFLOW_TRACKING_URI=url)
-    predict([str(contigs)], str(out), chosen(models))
-    assert virnuc("track", out).code == 6
-    options = (
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path}/server.db",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    )
-    place = ("--artifacts-destination", f"{tmp_path}/files")
-    with subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", *options, *place],
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        start_new_session=True,
-    ) as server:
-        try:
-            wait_until(lambda: is_up(url))
-            for _ in range(2):
-                virnuc.done("track", out)
-            client = MlflowClient(url)
-            (run,) = runs_in(client, out)
-            assert run.info.status == "FINISHED"
-            files = {file.path for file in client.list_artifacts(run.info.run_id)}
-            assert {"contigs.tsv", "run.json", "lanes.tsv", "p_virus.png", "throughput.png"} <= files
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-    assert url not in "".join(path.read_text() for path in out.glob("*.json"))
 
 
 def test_nothing_of_a_foreign_folder_is_done_or_copied_from_elsewhere(

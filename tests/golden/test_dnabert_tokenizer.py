@@ -72,6 +72,11 @@ def test_ids_are_those_of_transformers(published_form: Path, tokenizer: DnabertT
     ours = encoded(tokenizer, sequences)
     assert ours == theirs["input_ids"]
     assert max(map(len, ours)) > MAX_TOKENS, "no sequence shows that the file's truncation is off"
+    # A view of rows, in several blocks.
+    column = ByteColumn.from_strings(["TTT", *sequences[:4] * 10_000])
+    many = tokenizer.encode(column.rows(1, len(column)))
+    assert many.num_tokens.tolist() == [len(ids) for ids in ours[:4]] * 10_000
+    assert many.input_ids.tolist() == [number for ids in ours[:4] for number in ids] * 10_000
 
 
 @settings(max_examples=50)

@@ -10,7 +10,6 @@ from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.files import file_digest
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
 from virnuc_core.models.hub import SUMS_NAME, family_of, open_checkpoint
-from virnuc_core.specs import Family
 
 
 @pytest.mark.parametrize(
@@ -27,22 +26,13 @@ def test_family_of(model: str, expected: tuple[str, str]) -> None:
     assert family_of(model) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "family", "error", "message"),
-    [
-        ("7B", "esm2", CheckpointError, r"no model 7B: [^,]*, [^,]*, and not one of tiny, 8M, 35M, 150M"),
-        ("7B", None, CheckpointError, r"one of tiny(?!.*tiny)"),
-        ("tiny", None, UsageError, "give esm2:tiny or dnabert:tiny"),
-        ("random:nonsense", "esm2", CheckpointError, r"random:nonsense is not .* one of tiny, 8M"),
-        ("random:650M", "dnabert_s", CheckpointError, "random:650M"),
-        ("random:tiny", None, UsageError, "esm2:random:tiny"),
-    ],
-)
-def test_names_of_no_model_or_of_two(
-    name: str, family: Family | None, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        open_checkpoint(name, family)
+def test_names_of_no_model_or_of_two() -> None:
+    with pytest.raises(CheckpointError, match=r"random:nonsense is not .* one of tiny, 8M"):
+        open_checkpoint("random:nonsense", "esm2")
+    with pytest.raises(CheckpointError, match="random:650M"):
+        open_checkpoint("random:650M", "dnabert_s")
+    with pytest.raises(UsageError, match="give esm2:random:tiny or dnabert:random:tiny"):
+        open_checkpoint("random:tiny", None)
 
 
 def test_bundled_files_are_those_that_are_listed() -> None:
