@@ -21,7 +21,7 @@ SERVER = "http://127.0.0.1:9/api"
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
     """Of a user who has set nothing of virnuc and Prefect."""
-    own = ("VIRNUC_", "PREFECT_", "PYTHON")
+    own = ("VIRNUC_", "PREFECT_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return {**kept, "VIRNUC_HOME": str(home), "HOME": str(home), **variables}
 
