@@ -97,7 +97,7 @@ class Fitness:
         elif len(self._failures) >= MAX_FAILURES:
             self.quarantine(
                 f"{len(self._failures)} jobs in a row failed here, though the device passes its check; the last: "
-                f"{self._failures[-1]} Start `virnuc worker` again when it is repaired."
+                f"{self._failures[-1]} Start `virnuc server worker` again when it is repaired."
             )
         elif self.reason is not None or not self._has_passed:
             if self.reason is not None:

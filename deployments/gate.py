@@ -1,4 +1,4 @@
-"""The servers of `virnuc up`, for requests to this machine and from their own pages alone: `-m deployments.gate NAME PORT`."""
+"""The servers of `virnuc server up`, for requests to this machine and from their own pages alone: `-m deployments.gate NAME PORT`."""
 
 import hmac
 import sys
@@ -48,8 +48,8 @@ class Gate:
             or hmac.compare_digest(given, self._authorization)
         ):
             return None
-        wanted = {"WWW-Authenticate": 'Basic realm="virnuc up"'}
-        return PlainTextResponse("The password is in the output of `virnuc up`.", 401, wanted)
+        wanted = {"WWW-Authenticate": 'Basic realm="virnuc"'}
+        return PlainTextResponse("The password is in the output of `virnuc server up`.", 401, wanted)
 
 
 def serve(name: str, port: int) -> None:

@@ -1,4 +1,4 @@
-"""What `virnuc worker` keeps of each job on its disk: whether its process is alive, and how it ended."""
+"""What `virnuc server worker` keeps of each job on its disk: whether its process is alive, and how it ended."""
 
 import json
 import logging

@@ -1,6 +1,6 @@
 """Registers work pools, deployments and automations at a Prefect server; idempotent.
 
-`virnuc deploy`, which `python -m deployments.register` starts. The definitions are in prefect.yaml and
+`virnuc server deploy`, which `python -m deployments.register` starts. The definitions are in prefect.yaml and
 automations.yaml. Unlike `prefect deploy --all`, it keeps changes made on the server (parameters, a paused or changed
 schedule, the limit of a pool) unless they are overridden here; it drops parameters that a flow no longer has.
 """
@@ -131,7 +131,9 @@ def deployed_nightly() -> dict[str, Any]:
         try:
             deployment = client.read_deployment_by_name(NIGHTLY)
         except ObjectNotFound as error:
-            raise UsageError(f"the Prefect server at {url} has no {NIGHTLY}: run `virnuc deploy`.") from error
+            raise UsageError(
+                f"the Prefect server at {url} has no {NIGHTLY}: run `virnuc server deploy`."
+            ) from error
         times = [
             f"{current.schedule.cron} {current.schedule.timezone}{'' if current.active else ', paused'}"
             for current in deployment.schedules
@@ -151,7 +153,7 @@ def _await_server(url: str, wait_timeout: float) -> None:
     while (failure := server_failure()) is not None:
         if time.monotonic() > deadline:
             raise UsageError(
-                f"the Prefect server at {url} does not answer ({failure}): start it with `virnuc up` or "
+                f"the Prefect server at {url} does not answer ({failure}): start it with `virnuc server up` or "
                 "`prefect server start`, or name another one in PREFECT_API_URL."
             )
         time.sleep(0.2)
@@ -350,4 +352,4 @@ def _register_automations(client: SyncPrefectClient, nightly: NightlyChoice) -> 
 
 
 if __name__ == "__main__":
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "virnuc_cli", "deploy", *sys.argv[1:]])  # noqa: S606 (the same process goes on as the command)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "virnuc_cli", "server", "deploy", *sys.argv[1:]])  # noqa: S606 (the same process goes on as the command)

@@ -62,7 +62,7 @@ def server_url() -> str:
     if not url:
         raise UsageError(
             "no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api, or start one "
-            "with `virnuc up`."
+            "with `virnuc server up`."
         )
     return url
 

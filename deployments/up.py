@@ -1,4 +1,4 @@
-"""`virnuc up`: Prefect server, MLflow, deployments and workers on this machine, on loopback."""
+"""`virnuc server up`: Prefect server, MLflow, deployments and workers on this machine, on loopback."""
 
 import asyncio
 import os
@@ -76,7 +76,7 @@ def run_stack(stack: Stack) -> None:
         VirnucError: a server does not start or died too often; the message has the end of its log.
     """
     complaint = (
-        f"`virnuc up` runs already with the home folder {stack.folder.parent}: use that one, or set VIRNUC_HOME to "
+        f"`virnuc server up` runs already with the home folder {stack.folder.parent}: use that one, or set VIRNUC_HOME to "
         "another folder."
     )
     with only_one(stack.folder / "lock", complaint):
@@ -191,13 +191,13 @@ def _mlflow_server(stack: Stack) -> Program:
 
 
 def _worker(stack: Stack) -> Program:
-    """`virnuc worker`; its runs survive when it dies."""
+    """`virnuc server worker`; its runs survive when it dies."""
     choice = stack.workers
     workers = () if choice.workers is None else ("--workers", str(choice.workers))
     options = ("--devices", choice.devices, *workers, "--runs", str(choice.runs))
     return Program(
         name="worker",
-        command=(sys.executable, "-m", "virnuc_cli", "worker", *options),
+        command=(sys.executable, "-m", "virnuc_cli", "server", "worker", *options),
         environment={},
         log=stack.folder / "worker.log",
         keep_children=True,

@@ -106,7 +106,7 @@ def work(choice: WorkerChoice) -> None:
         if missing := missing_pools():
             raise UsageError(
                 f"the Prefect server at {url} has no work pool {' and no '.join(missing)} for processes: make them with "
-                "`virnuc deploy`, or in a cluster start `prefect worker start --type kubernetes`."
+                "`virnuc server deploy`, or in a cluster start `prefect worker start --type kubernetes`."
             )
         from deployments.device_worker import SlotWorker, run_workers
         from deployments.fitness import Host, Slot

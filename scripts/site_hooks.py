@@ -16,8 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from virnuc_cli.config import iter_commands
 from virnuc_cli.main import cli
+from virnuc_cli.options import iter_commands
 
 ROOT: Final = Path(__file__).parents[1]
 # Pages of the site from elsewhere in the repository.
@@ -87,7 +87,7 @@ def commands_page(group: click.Group) -> str:
         "Made from the command line of this version. [Command line](cli.md) explains what the flags do together.\n"
     )
     commands = sorted(iter_commands(group), key=lambda command: command[0])
-    return head + "".join(_command_text(" ".join(path), command) for path, command in commands)
+    return head + "".join(_command_text(name, command) for name, command in commands)
 
 
 def _command_text(name: str, command: click.Command) -> str:

@@ -292,7 +292,7 @@ class PoolRuns:
         is_waiting = bool(counts) and set(counts) <= {"Scheduled", "Late", "AwaitingRetry"}
         if is_waiting and not self.count_workers():
             _log.warning(
-                "%d runs wait, and no worker is online in the work pool %s: start `virnuc worker` on a machine "
+                "%d runs wait, and no worker is online in the work pool %s: start `virnuc server worker` on a machine "
                 "that sees the run's folder",
                 counts.total(),
                 self._pool,
@@ -319,7 +319,7 @@ class PoolRuns:
                 status = error.response.status_code
                 if status < 500 and status not in _TO_BE_TRIED_AGAIN:
                     raise VirnucError(
-                        f"the Prefect server refuses: {error}. Was `virnuc deploy` run with this version of virnuc?"
+                        f"the Prefect server refuses: {error}. Was `virnuc server deploy` run with this version of virnuc?"
                     ) from error
                 failure = f"status {status}"
             except httpx.HTTPError as error:

@@ -1,7 +1,7 @@
 """MLflow runs, one per run, in the experiment `virnuc`; the only module that imports MLflow.
 
 An MLflow run is written from a finished run's run.json, and found again by the id in it: what is missing is added, and
-nothing is there twice. MLflow never fails a run: while it is away, `virnuc track RUN` can write it later.
+nothing is there twice. MLflow never fails a run: while it is away, `virnuc server track RUN` can write it later.
 """
 
 import fcntl
@@ -125,13 +125,15 @@ def start_tracking(run_id: str, tags: Mapping[str, str]) -> Store | None:
 
 
 def track(store: Store | None, make_entry: Callable[[], Entry], out: str | Path) -> None:
-    """Writes an entry if it can be written; otherwise a warning names `virnuc track OUT`."""
+    """Writes an entry if it can be written; otherwise a warning names `virnuc server track OUT`."""
     if store is None:
         return
     try:
         (Store() if store.has_failed else store).write(make_entry())
     except VirnucError as error:
-        _log.warning("%s: the results are complete, and `virnuc track %s` logs the run later", error, out)
+        _log.warning(
+            "%s: the results are complete, and `virnuc server track %s` logs the run later", error, out
+        )
 
 
 def end_runs(flow_run_id: str, status: Status) -> None:

@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> Iterator[None]:
     """Removes the user's VIRNUC_ variables and those of earlier tests, and comes back to this folder after the test."""
     monkeypatch.chdir(Path.cwd())
     for name in [name for name in os.environ if name.startswith("VIRNUC_")]:
@@ -59,8 +59,9 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Con
     for name in ("MLFLOW_TRACKING_URI", "PYTHONSAFEPATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VIRNUC_HOME", pytestconfig.stash[_HOME].name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", f"{pytestconfig.stash[_HOME].name}/no-settings")
     env_config.reload()
+    yield
+    env_config.env.cache_clear()
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.runner import LoadedModels, load_planned_head
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.catalogue import chunk_rule_of, frames_of
@@ -26,10 +27,8 @@ from virnuc_core.models.checkpoint import (
     config_sizes,
     parameter_shapes,
 )
-from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.contig_head import ContigHead, HeadSpec, save_contig_head
+from virnuc_core.models.heads import ContigHead, Head, HeadSpec, MLPClassifier, save_head
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
@@ -81,7 +80,7 @@ def make_models(folder: Path) -> MadeModels:
     shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
     make_tokenizer(dnabert / "tokenizer.json")
     made = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
-    save_contig_head(make_contig_head(WIDTH, WIDTH), made.longest_head, {})
+    save_head(make_contig_head(WIDTH, WIDTH), made.longest_head, {})
     return made
 
 
@@ -94,10 +93,15 @@ class MadeRun:
     plan: RunPlan
     device: str = "cpu"
 
+    @property
+    def head(self) -> Head:
+        assert self.plan.head is not None
+        return load_planned_head(self.plan.head)
+
     def compute(self, indices: Sequence[int] | None = None) -> None:
         """Computes shards in this process, by default all."""
         chosen = range(len(self.plan.shards)) if indices is None else indices
-        run_shards(self.folder, chosen, LoadedModels(self.device), 0, lambda event: None)
+        run_shards(self.folder, chosen, LoadedModels(self.device), 0, ignore)
 
 
 def copy_of(run: MadeRun, root: Path) -> MadeRun:
@@ -109,7 +113,7 @@ def copy_of(run: MadeRun, root: Path) -> MadeRun:
 def write_results(run: MadeRun) -> None:
     """All files of a computed run except its report."""
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, head=contig_head_of(run.plan))
+    write_tables(run.folder, run.store, run.head)
 
 
 def plan_run(

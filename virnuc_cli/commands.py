@@ -24,14 +24,7 @@ if TYPE_CHECKING:
         TrainSettings,
     )
 
-HELP_FLAGS: Final = ("-h", "--help")
-_FRESH: Final = "Start over: keep nothing of an earlier run."
 _INPUTS: Final = click.Argument(["inputs"], nargs=-1, required=True, metavar="INPUT...")
-_RUN: Final = click.Argument(["run"], metavar="RUN")
-_PATH: Final = click.Argument(["path"])
-_OUT_FOLDER: Final = click.Option(
-    ["--out"], required=True, metavar="DIR", help="Folder for the results; run again to continue."
-)
 _LABELLED_FILES: Final = (
     click.Argument(["labelled"], nargs=-1, metavar="[LABELLED]..."),
     click.Option(["--viral"], multiple=True, metavar="FASTA...", help="Files of viral records alone."),
@@ -41,51 +34,20 @@ _LABELLED_FILES: Final = (
     ),
     click.Option(["--labels"], metavar="TSV", help="Columns record and class, for the records of LABELLED."),
 )
-_WORKERS: Final = (
-    click.Option(
-        ["--devices"],
-        default="auto",
-        metavar="auto|cpu|none|0,1,...",
-        help="GPUs that compute lanes; cpu for the CPU instead, none for whole runs alone [auto].",
-    ),
-    click.Option(["--workers"], type=int, metavar="N", help="Lanes at once on the CPU [1]."),
-)
 
 
-class CommandLine(CommandGroup):
-    """All commands; settings files are read only once the command is known."""
+def _out(metavar: str, meaning: str) -> click.Option:
+    return click.Option(["-o", "--out"], required=True, metavar=metavar, help=meaning)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command and loads its defaults from the settings files, except for help."""
-        name, found, rest = super().resolve_command(ctx, args)
-        if not ctx.resilient_parsing and not {*HELP_FLAGS} & {*rest}:
-            from virnuc_cli.config import use_settings_files
 
-            try:
-                use_settings_files(ctx, ctx.params["config"])
-            except UsageError:
-                if name != "doctor":  # which reports it as a finding
-                    raise
-        return name, found, rest
+_OUT_FOLDER: Final = _out("DIR", "Folder for the results; run again to continue.")
 
 
 @click.group(
-    cls=CommandLine,
-    context_settings={
-        "help_option_names": [*HELP_FLAGS],
-        "max_content_width": 110,
-        "auto_envvar_prefix": "VIRNUC",
-    },
-)
-@click.option(
-    "--config",
-    metavar="FILE",
-    help="Settings file [virnuc.toml here, and config.toml in ~/.config/virnuc].",
+    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, prog_name="virnuc")
-def cli(config: str | None) -> None:
+def cli() -> None:
     """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""
 
 
@@ -99,7 +61,7 @@ def _body(name: str) -> Callable[..., Answer]:
     from virnuc_core.versions import log_version_warnings
 
     if shutil.which("nvidia-smi"):
-        from virnuc_core.inference.launcher import prepare_for_gpus
+        from virnuc_core.inference.lane_process import prepare_for_gpus
 
         prepare_for_gpus()  # before the imports, which take seconds, so that Triton hashes itself meanwhile
     hide_secrets_in_logs()
@@ -119,17 +81,12 @@ def _body(name: str) -> Callable[..., Answer]:
     return compute
 
 
-@command(cli, _INPUTS, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
-def predict(
-    inputs: tuple[str, ...],
-    out: str,
-    settings: "PredictSettings",
-    force: bool,
-) -> Answer:
+@command(cli, _INPUTS, _OUT_FOLDER, settings="PredictSettings", is_run=True)
+def predict(inputs: tuple[str, ...], out: str, settings: "PredictSettings", force: bool) -> Answer:
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
-    from virnuc_cli.preflight import readable, require_models
+    from virnuc_cli.preflight import readable, require_models_and_head
 
-    require_models(settings)
+    require_models_and_head(settings)
     with readable(inputs):
         return _body("predict")(inputs, out, settings, force)
 
@@ -137,60 +94,67 @@ def predict(
 @command(
     cli,
     _INPUTS,
-    click.Option(
-        ["--out"], required=True, metavar="FILE.h5", help="Embeddings file; its run folder is FILE.h5.run."
-    ),
+    _out("FILE.h5", "Embeddings file; its run folder is FILE.h5.run."),
     click.Option(
         ["--model"],
         required=True,
         metavar="MODEL",
         help="esm2:NAME|PATH for proteins, dnabert:NAME|PATH for DNA, or a path alone.",
     ),
-    settings="virnuc_core.settings:EmbedSettings",
-    force=_FRESH,
+    settings="EmbedSettings",
+    is_run=True,
 )
-def embed(
-    inputs: tuple[str, ...],
-    out: str,
-    model: str,
-    settings: "EmbedSettings",
-    force: bool,
-) -> Answer:
+def embed(inputs: tuple[str, ...], out: str, model: str, settings: "EmbedSettings", force: bool) -> Answer:
     """Writes one mean vector for each sequence in INPUT."""
     from virnuc_cli.preflight import readable
     from virnuc_core.models.catalogue import require_known_model, split_family
-    from virnuc_core.results.run_opening import require_no_input
 
     family, name = split_family(model)
     require_known_model(name, family)
-    require_no_input(Path(out), inputs)
-    if Path(out).is_dir():
-        raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
     with readable(inputs):
         return _body("embed")(inputs, out, model, settings, force)
 
 
 @command(
     cli,
+    click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
+    click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
+    _out("DIR|FILE.tsv", "New run folder, or table of the frames' scores."),
+)
+def score(path: str, head: str, out: str) -> Answer:
+    """Scores the stored embeddings of a finished predict run, or an embeddings file, with another classifier head.
+
+    With a run folder, all of its tables and its report are made in the new folder DIR.
+    """
+    from virnuc_cli.preflight import require_writable
+    from virnuc_core.results.rescore import score_embeddings, score_run  # imports torch
+    from virnuc_core.results.run_opening import require_no_input
+
+    if Path(path).is_dir():
+        report = score_run(Path(path), head, Path(out))
+        return Answer(report.document, report.summary)
+    require_no_input(Path(out), [path, head])
+    require_writable(Path(out))
+    rows = score_embeddings(Path(path), head, Path(out))
+    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
+
+
+@command(
+    cli,
     *_LABELLED_FILES,
-    click.Option(
-        ["--out"], required=True, metavar="FILE.safetensors", help="The head; its run folder is FILE.run."
-    ),
-    settings="virnuc_core.settings:TrainSettings",
-    force=_FRESH,
+    _out("FILE.safetensors", "The head; its run folder is FILE.run."),
+    settings="TrainSettings",
+    is_run=True,
 )
 def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Answer:
     """Trains a classifier head for the vectors of two models on labelled sequences.
 
     A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
     """
-    from virnuc_cli.preflight import require_inputs, require_known_models, require_writable
-    from virnuc_core.results.run_opening import require_head_name
-    from virnuc_core.settings import train_config
+    from virnuc_cli.preflight import require_inputs, require_models, require_writable
 
-    require_head_name(Path(out))
     require_writable(Path(out))
-    require_known_models(train_config(settings))
+    require_models(settings.esm_model, settings.dnabert_model)
     require_inputs([*_paths(files), *filter(None, [settings.groups])])
     compute = _body("train")
     from virnuc_core.training.labels import LabelledFiles
@@ -198,12 +162,12 @@ def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Ans
     return compute(LabelledFiles(**files), out, settings, force)
 
 
-@command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
+@command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="PredictSettings", is_run=True)
 def evaluate(out: str, settings: "PredictSettings", force: bool, **files: Any) -> Answer:
     """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
-    from virnuc_cli.preflight import require_inputs, require_models
+    from virnuc_cli.preflight import require_inputs, require_models_and_head
 
-    require_models(settings)
+    require_models_and_head(settings)
     require_inputs(_paths(files))
     compute = _body("evaluate")
     from virnuc_core.training.labels import LabelledFiles
@@ -219,10 +183,8 @@ def _paths(files: Mapping[str, Any]) -> list[str]:
 @command(
     cli,
     _INPUTS,
-    click.Option(
-        ["--out"], required=True, metavar="FILE.tsv[.gz]", help="Table of frame_id, nucleotide, protein."
-    ),
-    settings="virnuc_core.settings:FramesSettings",
+    _out("FILE.tsv[.gz]", "Table of frame_id, nucleotide, protein."),
+    settings="FramesSettings",
 )
 def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Answer:
     """Writes the open reading frames of INPUT as a table."""
@@ -274,38 +236,9 @@ def _drop_empty_table(path: Path) -> None:
             path.unlink()
 
 
-@command(
-    cli,
-    click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
-    click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
-    click.Option(
-        ["--out"],
-        required=True,
-        metavar="DIR|FILE.tsv",
-        help="New run folder, or table of the frames' scores.",
-    ),
-)
-def score(path: str, head: str, out: str) -> Answer:
-    """Score the stored embeddings of a finished predict run, or an embeddings file, with another classifier head.
-
-    With a run folder, all of its tables and its report are made in the new folder DIR.
-    """
-    from virnuc_cli.preflight import require_writable
-    from virnuc_core.results.rescore import score_embeddings, score_run  # imports torch
-    from virnuc_core.results.run_opening import require_no_input
-
-    if Path(path).is_dir():
-        report = score_run(Path(path), head, Path(out))
-        return Answer(report.document, report.summary)
-    require_no_input(Path(out), [path, head])
-    require_writable(Path(out))
-    rows = score_embeddings(Path(path), head, Path(out))
-    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
-
-
-@command(cli, _PATH)
+@command(cli, click.Argument(["path"]))
 def inspect(path: str) -> Answer:
-    """Identify PATH (run folder, shard, embeddings, head, checkpoint, sequences) and verify that it is intact."""
+    """Says what PATH is (run folder, shard, embeddings, head, checkpoint, sequences) and whether it is intact."""
     from virnuc_core.results.inspect import inspect_path  # imports torch
 
     found = inspect_path(Path(path))
@@ -333,7 +266,7 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
 
         with terminal(output):
             compared = compare_model(compare)
-        return Answer(compared.document, compared.summary, 0 if compared.is_same else DeviceError.exit_code)
+        return Answer(asdict(compared), compared.summary, 0 if compared.is_same else DeviceError.exit_code)
     from virnuc_core.doctor.checks import all_findings  # imports torch
 
     findings = []
@@ -356,47 +289,3 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
         f"{len(findings)} checks: {len(problems)} problems, {warnings} warnings",
         exit_code,
     )
-
-
-@command(
-    cli,
-    *_WORKERS,
-    click.Option(
-        ["--runs"], type=int, default=4, metavar="N", help="Whole runs to look after at once; 0 for none [4]."
-    ),
-    answers=False,
-)
-def worker(devices: str, workers: int | None, runs: int) -> None:
-    """Works for the Prefect server until it is stopped, with a slot for each GPU of this host."""
-    from deployments.prefect_settings import logging_programs, prepare_prefect
-    from deployments.worker import WorkerChoice, work
-
-    prepare_prefect()
-    with logging_programs():
-        work(WorkerChoice(devices=devices, workers=workers, runs=runs))
-
-
-@command(
-    cli,
-    *_WORKERS,
-    click.Option(
-        ["--port"], type=int, default=4200, metavar="PORT", help="Port of the Prefect server [4200]."
-    ),
-    click.Option(
-        ["--mlflow-port"], type=int, default=5000, metavar="PORT", help="Port of the MLflow server [5000]."
-    ),
-    answers=False,
-)
-def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
-    """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C."""
-    from deployments.prefect_settings import logging_programs, prepare_prefect
-    from deployments.up import Stack, run_stack
-    from deployments.worker import WorkerChoice
-    from virnuc_core.env_config import home_folder
-
-    prepare_prefect()
-    choice = WorkerChoice(devices=devices, workers=workers)
-    with logging_programs():
-        run_stack(
-            Stack(port=port, mlflow_port=mlflow_port, workers=choice, folder=home_folder("up").resolve())
-        )

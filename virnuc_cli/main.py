@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
 import click
 
-from virnuc_cli import deploy, models, upkeep  # noqa: F401 (they add their commands)
+from virnuc_cli import models, server  # noqa: F401 (they add their commands)
 from virnuc_cli.commands import cli
 from virnuc_core.errors import UsageError, VirnucError, storage_error
 
@@ -31,46 +31,35 @@ if TYPE_CHECKING:
 
 __all__ = ["cli", "main", "run_and_exit"]
 
-UNEXPECTED: Final = 1
-INTERRUPTED: Final = 130
 PACKAGES: Final = ("virnuc_cli", "deployments", "flows", "tasks", "virnuc_core")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; `argv` excludes the program's name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    os.environ["PYTHONSAFEPATH"] = (
-        "1"  # no child takes a module from the working folder, which may hold data of others
-    )
+    # No child takes a module from the working folder, which may hold data of others.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
-        _require_file_names(arguments)
         require_one_folder()
         result = cli.main(args=arguments, prog_name="virnuc", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        from virnuc_cli.config import in_words
-
-        return _report(in_words(error), error.exit_code, arguments)
+        return _report(error.format_message(), error.exit_code, arguments)
     except VirnucError as error:
         return _report(str(error), error.exit_code, arguments)
     except OSError as error:
         translated = storage_error(error)
         return _report(str(translated), translated.exit_code, arguments)
     except (KeyboardInterrupt, click.Abort):
-        return _report(
-            "interrupted; finished shards are kept, and the same command continues", INTERRUPTED, arguments
-        )
+        message = "interrupted; finished shards are kept, and the same command continues"
+        return _report(message, 130, arguments)
     except Exception as error:  # noqa: BLE001 - the outermost handler: one line and an exit code
-        message = (
-            f"unexpected {type(error).__name__}: {error}. Run it with --debug and report what that shows."
-        )
-        return _report(message, UNEXPECTED, arguments)
+        found = f"unexpected {type(error).__name__}: {error}"
+        return _report(f"{found}. Run it with --debug and report what that shows.", 1, arguments)
 
 
 def run_and_exit() -> NoReturn:
     """`main` as a process, which ends without freeing every object: with torch that takes most of a second."""
-    # Of the processes that it starts: no module comes from the working folder.
-    os.environ["PYTHONSAFEPATH"] = "1"
     sys.stdout, sys.stderr = _outliving_readers(sys.stdout), _outliving_readers(sys.stderr)
     exit_code = main()
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
@@ -125,17 +114,6 @@ def require_one_folder() -> None:
             f"virnuc's packages are mixed up with those of another program: {found}. "
             "Install virnuc into an environment of its own."
         )
-
-
-def _require_file_names(arguments: list[str]) -> None:
-    """Refuses arguments that no shell could pass and no file could have as its name."""
-    for argument in arguments:
-        try:
-            is_name = b"\0" not in os.fsencode(argument)
-        except UnicodeEncodeError:
-            is_name = False
-        if not is_name:
-            raise UsageError(f"the argument {argument!r} holds what cannot be in an argument: leave it out.")
 
 
 def _report(message: str, exit_code: int, arguments: list[str]) -> int:

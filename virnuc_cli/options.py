@@ -1,13 +1,12 @@
 """Building blocks of commands: a decorator, options made from settings models, and one form of answer."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from pkgutil import resolve_name
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
 import click
 
@@ -17,22 +16,8 @@ if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
     from virnuc_core.settings import Settings
 
+_ALL: Final = "virnuc.help-all"
 _WHOLE: Final = 1000  # characters, longer than any first sentence
-
-# --json and --debug belong to a single call: no file or variable sets them.
-_DEBUG: Final = click.Option(
-    ["--debug"], is_flag=True, allow_from_autoenv=False, help="Show the traceback of an error."
-)
-_OUTPUT: Final = (
-    click.Option(["--quiet"], is_flag=True, help="Only warnings and errors."),
-    click.Option(
-        ["--json", "as_json"],
-        is_flag=True,
-        allow_from_autoenv=False,
-        help="One JSON object on stdout, for machines.",
-    ),
-    _DEBUG,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +40,27 @@ class CommandGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands; click would truncate their descriptions."""
-        names = self.list_commands(ctx)
+        """Lists the commands as they are defined; click would sort them, and truncate their descriptions."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.commands[name].get_short_help_str(_WHOLE)) for name in names])
+            formatter.write_dl(
+                [(name, one.get_short_help_str(_WHOLE)) for name, one in self.commands.items()]
+            )
 
 
 class Command(click.Command):
     """A command whose options are made when they are needed, since those of settings import pydantic.
 
     Its repeatable flags accept several values: `--viral a.fa b.fa` is `--viral a.fa --viral b.fa`.
+
+    Attributes:
+        models: names in `virnuc_core.settings` of the classes of its settings.
     """
 
-    def __init__(self, make_params: Callable[[], list[click.Parameter]], **attributes: Any) -> None:
+    def __init__(
+        self, make_params: Callable[[], list[click.Parameter]], models: Sequence[str] = (), **attributes: Any
+    ) -> None:
         self._make_params = cache(make_params)
+        self.models = models
         super().__init__(**attributes)
 
     @property
@@ -82,62 +74,91 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeats a repeatable flag before each of its values."""
-        flags = {
-            flag
-            for param in self.params
-            if isinstance(param, click.Option) and param.multiple
-            for flag in param.opts
-        }
+        repeatable = [param for param in self.params if isinstance(param, click.Option) and param.multiple]
+        flags = {flag for option in repeatable for flag in option.opts}
         spread: list[str] = []
-        flag, is_first = "", False
+        flag = ""
         for place, argument in enumerate(args):
             if argument == "--":
-                spread += args[place:]
-                break
+                return super().parse_args(ctx, [*spread, *args[place:]])
             if argument.startswith("-") and argument != "-":
-                flag, is_first = (argument, True) if argument in flags else ("", False)
-            elif flag:
-                if not is_first:
-                    spread.append(flag)
-                is_first = False
+                flag = argument if argument in flags else ""
+            elif flag and spread[-1] != flag:
+                spread.append(flag)
             spread.append(argument)
         return super().parse_args(ctx, spread)
 
 
-def setting_options(kind: "type[Settings]") -> list[click.Option]:
+class RareOption(click.Option):
+    """An option that only --help-all lists."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Flags and help."""
+        return super().get_help_record(ctx) if _ALL in ctx.meta else None
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+_FRESH: Final = "Start over: keep nothing of an earlier run."
+_HELP_ALL: Final = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show this message with all settings.",
+)
+
+
+def setting_options(model: "type[Settings]") -> list[click.Option]:
     """The options of a settings model, its own before inherited ones."""
-    names = dict.fromkeys(
-        name for owner in kind.__mro__ for name in inspect.get_annotations(owner) if name in kind.model_fields
+    fields = model.model_fields
+    names = [name for owner in model.__mro__ for name in inspect.get_annotations(owner) if name in fields]
+    return [_setting_option(name, fields[name], model.left_out) for name in dict.fromkeys(names)]
+
+
+def _setting_option(name: str, field: "FieldInfo", left_out: str) -> click.Option:
+    """The option of a setting; its value is checked together with those of variables and files."""
+    from virnuc_core.settings import help_of
+
+    flag, shown, default = name.replace("_", "-"), help_of(field), left_out or default_in_words(field)
+    names = [f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"]
+    return (click.Option if shown.common else RareOption)(
+        [*filter(None, [shown.short]), *names],
+        default=None,
+        metavar=shown.metavar or "|".join(_values(field.annotation)),
+        help=f"{field.description}{default and f' [{default}]'}.",
     )
-    return [_option(name, kind.model_fields[name]) for name in names]
 
 
-def _option(name: str, field: "FieldInfo") -> click.Option:
-    from virnuc_cli.config import NumberOrWord
-    from virnuc_core.settings import help_text, metavar_of, value_kind
+def default_in_words(field: "FieldInfo") -> str:
+    """The default of a setting as help and docs show it; empty if it must be given."""
+    from virnuc_core.settings import help_of
 
-    flag, text, value = f"--{name.replace('_', '-')}", help_text(field), value_kind(field)
-    if value is bool:
-        # Where None keeps what is set, it must be possible to turn it off.
-        flags = f"{flag}/--no-{flag[2:]}" if field.default is None else flag
-        return click.Option([flags], is_flag=True, default=field.default, help=text)
-    is_tuple, default = get_origin(value) is tuple, field.default
-    if is_tuple and default:
-        default = ",".join(default)
-    param_type: Any = str if is_tuple else value
-    if get_origin(value) is Literal:
-        param_type = click.Choice(get_args(value))
-    elif get_origin(value) in (Union, UnionType):
-        param_type = NumberOrWord(get_args(get_args(value)[1]))
-    return click.Option(
-        [flag],
-        type=param_type,
-        required=field.is_required(),
-        default=None if field.is_required() or default == () else default,
-        metavar=metavar_of(field),
-        multiple=field.default == (),
-        help=text,
-    )
+    if field.is_required():
+        return ""
+    if words := help_of(field).default:
+        return words
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    return ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+
+
+def _values(annotation: Any) -> list[str]:
+    """What may be given for a type: choices, N for a whole number, X for another one."""
+    arms = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return [*arms]
+    if get_origin(annotation) is Annotated:
+        return _values(arms[0])
+    if arms:
+        return [value for arm in arms for value in _values(arm)]
+    return {int: ["N"], float: ["X"], str: ["TEXT"]}.get(annotation, [])
 
 
 def command(
@@ -145,9 +166,8 @@ def command(
     *params: click.Parameter,
     name: str = "",
     settings: str = "",
-    force: str = "",
+    is_run: bool = False,
     answers: bool = True,
-    **attributes: Any,
 ) -> Callable[[Callable[..., Answer | None]], Command]:
     """Makes a command of a function that takes validated settings and returns an `Answer`.
 
@@ -157,30 +177,48 @@ def command(
         group: parent of the command.
         params: its own arguments and options.
         name: the function's by default.
-        settings: model of its settings, as `module:class`; passed as `settings`.
-        force: for a command that makes a run, the help of `--force`.
+        settings: class in `virnuc_core.settings`; passed as `settings`.
+        is_run: it makes a run: `--force` and `--threads`.
         answers: False for a command that runs until a signal.
-        attributes: as for `click.Command`.
     """
+    models = [*filter(None, [settings]), *(["ProcessSettings"] if is_run else [])]
+    rare = RareOption if settings else click.Option
 
     def make_params() -> list[click.Parameter]:
-        made = [*params, *(setting_options(resolve_name(settings)) if settings else ())]
-        if force:
-            made.append(click.Option(["--force"], is_flag=True, help=force))
-        return [*made, *(_OUTPUT if answers else (_DEBUG,))]
+        made = [*params]
+        for model in models:
+            made += setting_options(resolve_name(f"virnuc_core.settings:{model}"))
+        if is_run:
+            made.append(click.Option(["--force"], is_flag=True, help=_FRESH))
+        if answers:
+            made.append(click.Option(["--quiet"], is_flag=True, help="Only warnings and errors."))
+            made.append(
+                rare(["--json", "as_json"], is_flag=True, help="One JSON object on stdout, for machines.")
+            )
+        made.append(rare(["--debug"], is_flag=True, help="Show the traceback of an error."))
+        return [*made, _HELP_ALL] if settings else made
 
     def decorate(function: Callable[..., Answer | None]) -> Command:
         made = Command(
             make_params,
+            models,
             name=name or function.__name__,
             callback=partial(_run, function, settings),
             help=function.__doc__,
-            **attributes,
         )
         group.add_command(made)
         return made
 
     return decorate
+
+
+def iter_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name."""
+    for name, found in group.commands.items():
+        if isinstance(found, click.Group):
+            yield from iter_commands(found, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", found
 
 
 def _texts(values: Iterable[Any]) -> Iterator[str]:
@@ -202,27 +240,26 @@ def _run(
     """Calls a command's function with its settings, shows its answer if it has one, and returns the exit code."""
     from virnuc_core.files import require_utf8
 
-    require_utf8(*_texts(values.values()))
-    if settings_model:
-        from virnuc_core.settings import read_settings
+    with ExitStack() as stack:
+        if settings_model:
+            from virnuc_cli.sources import reading  # imports pydantic-settings
 
-        kind = resolve_name(settings_model)
-        taken = {name: values.pop(name) for name in kind.model_fields}
-        given = {name: value for name, value in taken.items() if value is not None}
-        values["settings"] = read_settings(kind, given)
-    if as_json is None:
-        function(**values)
-        return 0
-    from virnuc_cli.config import given_origins
-    from virnuc_cli.terminal import show, terminal  # imports rich
-    from virnuc_core.settings import settings_given
+            kind = resolve_name(f"virnuc_core.settings:{settings_model}")
+            names = {*kind.model_fields, "threads"} & values.keys()
+            taken = {name: values.pop(name) for name in names}
+            flags = {name: value for name, value in taken.items() if value is not None}
+            values["settings"] = stack.enter_context(reading(kind, flags))
+        require_utf8(*_texts(value for name, value in values.items() if name != "settings"))
+        if as_json is None:
+            function(**values)
+            return 0
+        from virnuc_cli.terminal import show, terminal  # imports rich
 
-    output: OutputMode = "json" if as_json else "quiet" if quiet else "human"
-    shows_itself = "output" in inspect.signature(function).parameters
-    if shows_itself:
-        values["output"] = output
-    origins = given_origins(click.get_current_context())
-    with settings_given(origins), nullcontext() if shows_itself else terminal(output):
+        output: OutputMode = "json" if as_json else "quiet" if quiet else "human"
+        if "output" in inspect.signature(function).parameters:
+            values["output"] = output
+        else:
+            stack.enter_context(terminal(output))
         answer = function(**values)
     assert answer is not None
     show(output, answer.document, answer.summary)

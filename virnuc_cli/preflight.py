@@ -1,4 +1,4 @@
-"""Fast checks of models, inputs and outputs, before a command imports torch or starts Prefect."""
+"""Checks of models, inputs and outputs that would fail only after torch is imported, or after other inputs are read."""
 
 import itertools
 import os
@@ -12,56 +12,48 @@ from virnuc_core.files import is_stream
 from virnuc_core.models.catalogue import require_head, require_known_model
 from virnuc_core.remote import is_url
 from virnuc_core.sequences.reader import STDIN, rereadable_stdin
-from virnuc_core.settings import PredictSettings, RunConfig, predict_config
+from virnuc_core.settings import PredictSettings, predict_config
 
 
-def require_models(settings: PredictSettings) -> None:
-    """Fails early on invalid models, before the slow start of Prefect and the reading of inputs.
-
-    Raises:
-        VirnucError: there is no such model, no such head, or no head for these models.
-    """
+def require_models_and_head(settings: PredictSettings) -> None:
+    """Raises VirnucError if there is no such model, no such head, or no head for these models."""
     config = predict_config(settings)
-    require_known_models(config)
+    require_models(config.esm_model, config.dnabert_model)
     require_head(config)
 
 
-def require_known_models(settings: RunConfig) -> None:
-    """Fails early on an unknown model.
-
-    Raises:
-        CheckpointError: there is no model of that name.
-    """
-    if settings.dnabert_model is not None:
-        require_known_model(settings.dnabert_model, "dnabert_s")
-    if settings.esm_model is not None:
-        require_known_model(settings.esm_model, "esm2")
+def require_models(esm_model: str | None, dnabert_model: str | None) -> None:
+    """Raises CheckpointError if there is no model of that name; None is none to check."""
+    if dnabert_model is not None:
+        require_known_model(dnabert_model, "dnabert_s")
+    if esm_model is not None:
+        require_known_model(esm_model, "esm2")
 
 
 @contextmanager
 def readable(inputs: Sequence[str]) -> Iterator[None]:
-    """Makes the inputs re-readable: standard input is copied first.
-
-    Raises:
-        InputError: an input does not exist.
-        UsageError: standard input is named twice.
-    """
+    """Makes standard input re-readable; raises UsageError if it is named twice, and as `require_inputs`."""
     require_inputs(inputs)
-    if STDIN not in inputs:
-        yield
-        return
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) can be read only once: name it once.")
-    with rereadable_stdin():
+    if STDIN in inputs:
+        with rereadable_stdin():
+            yield
+    else:
         yield
+
+
+def require_inputs(names: Iterable[str]) -> None:
+    """Raises InputError if one is missing, or a folder."""
+    for name in itertools.filterfalse(is_url, names):
+        if os.path.isdir(name):
+            raise InputError(f"{name} is a folder. Name the files in it.")
+        if name != STDIN and not os.path.exists(name):
+            raise InputError(f"{name} does not exist. Check the path.")
 
 
 def require_writable(out: Path) -> None:
-    """Checks the folder of an output file; a device or pipe needs none.
-
-    Raises:
-        UsageError: it does not exist or is not writable.
-    """
+    """Raises UsageError if the folder of an output file does not exist or is not writable; a device needs none."""
     if is_stream(out):
         return
     folder = Path(os.path.realpath(out)).parent
@@ -73,16 +65,3 @@ def require_writable(out: Path) -> None:
         raise UsageError(
             f"--out {out} cannot be written: {error.strerror}. Choose another folder."
         ) from error
-
-
-def require_inputs(names: Iterable[str]) -> None:
-    """Checks all inputs before the first is read.
-
-    Raises:
-        InputError: one is missing, or a folder.
-    """
-    for name in itertools.filterfalse(is_url, names):
-        if os.path.isdir(name):
-            raise InputError(f"{name} is a folder. Name the files in it.")
-        if name != STDIN and not os.path.exists(name):
-            raise InputError(f"{name} does not exist. Check the path.")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -23,60 +25,41 @@ from tasks.progress import LaneProgress, use_progress
 
 OutputMode = Literal["human", "quiet", "json"]
 
-# A line per shard would flood a log file.
-_SECONDS_BETWEEN_LINES = 10.0
-
 
 class LineProgress:
-    """Plain lines on stderr, for logs."""
+    """Plain lines on stderr, for logs; with `is_silent`, none."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_silent: bool = False) -> None:
+        self._is_silent = is_silent
         self._lock = threading.Lock()
         self._last_line: dict[int, float] = {}
 
     def stage(self, name: str) -> None:
         """Prints the stage."""
-        print(f"virnuc: {name}", file=sys.stderr, flush=True)
+        self._print(name)
 
     def lane(self, progress: LaneProgress) -> None:
-        """Prints the first and last state of a lane, and others at intervals."""
+        """Prints the first and last state of a lane, and others every 10 s: a line per shard would flood a log."""
         now = time.monotonic()
         with self._lock:
-            is_due = (
-                now - self._last_line.get(progress.lane, -_SECONDS_BETWEEN_LINES) >= _SECONDS_BETWEEN_LINES
-            )
+            is_due = now - self._last_line.get(progress.lane, -math.inf) >= 10.0
             if is_due or progress.rows_done == progress.rows_total:
                 self._last_line[progress.lane] = now
-                print(
-                    f"virnuc: lane {progress.lane} on {progress.device}: "
-                    f"{progress.rows_done} of {progress.rows_total} sequences",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                rows = f"{progress.rows_done} of {progress.rows_total} sequences"
+                self._print(f"lane {progress.lane} on {progress.device}: {rows}")
+
+    def _print(self, text: str) -> None:
+        if not self._is_silent:
+            print(f"virnuc: {text}", file=sys.stderr, flush=True)
 
 
 class BarProgress:
     """Terminal progress bars: one for the stage, one per lane."""
 
-    def __init__(self, console: Console) -> None:
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self._stage = self._bars.add_task("starting", total=None)
-        self._lanes: dict[int, Any] = {}
-
-    def __enter__(self) -> "BarProgress":
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._stage = bars.add_task("starting", total=None)
+        self._lanes: dict[int, TaskID] = {}
 
     def stage(self, name: str) -> None:
         """Relabels the stage's bar."""
@@ -94,14 +77,10 @@ class BarProgress:
         )
 
 
-class SilentProgress:
-    """No output."""
-
-    def stage(self, name: str) -> None:
-        """No output."""
-
-    def lane(self, progress: LaneProgress) -> None:
-        """No output."""
+def progress_bars(console: Console) -> Progress:
+    """The bars, which go when they are done."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
 class _ConsoleHandler(logging.Handler):
@@ -125,14 +104,11 @@ def terminal(mode: OutputMode) -> Iterator[None]:
     for logger in loggers:
         logger.addHandler(handler)
     try:
-        if mode != "human":
-            with use_progress(SilentProgress()):
-                yield
-        elif console.is_terminal:
-            with BarProgress(console) as bars, use_progress(bars):
+        if mode == "human" and console.is_terminal:
+            with progress_bars(console) as bars, use_progress(BarProgress(bars)):
                 yield
         else:
-            with use_progress(LineProgress()):
+            with use_progress(LineProgress(is_silent=mode != "human")):
                 yield
     finally:
         for logger in loggers:

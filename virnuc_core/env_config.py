@@ -1,11 +1,11 @@
-"""The only definition and reader of environment variables; nothing is read on import."""
+"""The only definition and reader of environment variables other than those of settings; nothing is read on import."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 from pydantic import (
     AliasChoices,
@@ -20,90 +20,71 @@ from pydantic import (
 
 from virnuc_core.errors import UsageError
 
-_PREDECESSOR: Final = "VIRNUCPRO_"
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"  # when empty: no GPU; other empty variables are as if not set
 
 _Switch = Annotated[bool, BeforeValidator(str.strip)]
+_Folder = Annotated[Path, BeforeValidator(os.path.expanduser)]
 _Names = Annotated[tuple[str, ...], BeforeValidator(lambda text: tuple(filter(None, text.split(","))))]
 
 
 class EnvConfig(BaseModel):
-    """The parsed environment; None means not set. A description ends with the default in brackets.
+    """The parsed environment: `staging` is VIRNUC_STAGING; None means not set.
 
     The switches are read where a run is requested and recorded with it; the environment of the workers is ignored.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, alias_generator=lambda name: f"VIRNUC_{name.upper()}")
 
-    home_given: Annotated[Path, BeforeValidator(os.path.expanduser)] | None = Field(
+    home_given: _Folder | None = Field(
         None,
         alias="VIRNUC_HOME",
-        description="folder of the tracking database and of caches [`~/.virnuc`]",
+        description="folder of the tracking database and of caches; by default `~/.virnuc`",
     )
-    staging: Annotated[Path, BeforeValidator(os.path.expanduser)] | None = Field(
+    staging: _Folder | None = Field(
         None,
-        alias="VIRNUC_STAGING",
         description="folder of copies of remote inputs, and of runs whose results go to a URL; in mode pool all hosts must "
-        "see it [`staging` in `VIRNUC_HOME`]",
+        "see it; by default `staging` in `VIRNUC_HOME`",
     )
-    disable_fp16: _Switch = Field(
-        False,
-        alias="VIRNUC_DISABLE_FP16",
-        description="`1`: every model runs in fp32, whatever was asked for [off]",
-    )
+    disable_fp16: _Switch = Field(False, description="`1`: every model runs in fp32, whatever was asked for")
     disable_packing: _Switch = Field(
-        False,
-        alias="VIRNUC_DISABLE_PACKING",
-        description="`1`: fp32, and one sequence at a time, whatever was asked for [off]",
+        False, description="`1`: fp32, and one sequence at a time, whatever was asked for"
     )
-    disable_compile: _Switch = Field(
-        False,
-        alias="VIRNUC_DISABLE_COMPILE",
-        description="`1`: no layer is compiled, whatever was asked for [off]",
-    )
+    disable_compile: _Switch = Field(False, description="`1`: no layer is compiled, whatever was asked for")
     v1_attention: _Switch = Field(
-        False,
-        alias="VIRNUC_V1_ATTENTION",
-        description="`1`: plain fp32 attention, one sequence at a time, as `--attention reference` [off]",
+        False, description="`1`: plain fp32 attention, one sequence at a time, as `--attention reference`"
     )
     threads: Annotated[int | None, Field(gt=0)] = Field(
         None,
-        alias="VIRNUC_THREADS",
         validation_alias=AliasChoices("VIRNUC_THREADS", "OMP_NUM_THREADS"),
-        description="CPU threads for all lanes together [`OMP_NUM_THREADS`, else the cores this process may use]",
+        description="CPU threads for all lanes together, as `--threads`; by default `OMP_NUM_THREADS`, else the "
+        "cores this process may use",
     )
     cuda_visible_devices: _Names | None = Field(
-        None, alias=_VISIBLE, description="GPUs this process may use; each lane gets one [all]"
+        None, alias=_VISIBLE, description="GPUs this process may use; each lane gets one; by default all"
     )
     lane_timeout: Annotated[FiniteFloat | None, Field(gt=0)] = Field(
         None,
-        alias="VIRNUC_LANE_TIMEOUT",
-        description="seconds without a finished shard after which the process of a lane is taken to hang, and is ended "
-        "[20 times a shard's estimated work, at least 1800]",
+        description="seconds without a finished shard after which the process of a lane is taken to hang, and is ended; by "
+        "default 20 times a shard's estimated work, at least 1800",
     )
     tracking_uri: str | None = Field(
-        None, alias="MLFLOW_TRACKING_URI", description="where runs are logged [SQLite in `VIRNUC_HOME`]"
+        None,
+        alias="MLFLOW_TRACKING_URI",
+        description="where runs are logged; by default SQLite in `VIRNUC_HOME`",
     )
-    tracking: Literal["on", "off"] = Field(
-        "on", alias="VIRNUC_TRACKING", description="`off`: runs are not logged in MLflow [on]"
-    )
+    tracking: Literal["on", "off"] = Field("on", description="`off`: runs are not logged in MLflow")
     prefect_home: str | None = Field(
         None,
         alias="PREFECT_HOME",
-        description="where Prefect keeps its settings and database [`prefect/` in `VIRNUC_HOME`]",
+        description="where Prefect keeps its settings and database; by default `prefect/` in `VIRNUC_HOME`",
     )
-
     outcome: Path | None = Field(
-        None,
-        alias="VIRNUC_OUTCOME",
-        description="file for the outcome of a job in the pool, set by `virnuc worker` [no such file]",
+        None, description="file for the outcome of a job in the pool, set by `virnuc server worker`"
     )
-
     notify_url: SecretStr | None = Field(
         None,
-        alias="VIRNUC_NOTIFY_URL",
-        description="address for the alarms of `virnuc deploy --notify`, which keeps it in a block of the Prefect server "
-        "[a block that is there]",
+        description="address for the alarms of `virnuc server deploy --notify`, which keeps it in a block of the Prefect "
+        "server; by default a block that is there is used",
     )
 
     @property
@@ -123,24 +104,6 @@ class EnvConfig(BaseModel):
         return tuple(str(field.alias) for name, field in fields if getattr(self, name) is True)
 
 
-class Variable(NamedTuple):
-    """An environment variable, and the default when it is not set, in words."""
-
-    name: str
-    meaning: str
-    default: str
-
-
-def _variable(name: str, description: str) -> Variable:
-    meaning, _, default = description.removesuffix("]").partition(" [")
-    return Variable(name, meaning, default)
-
-
-VARIABLES: Final = tuple(
-    _variable(field.alias or "", field.description or "") for field in EnvConfig.model_fields.values()
-)
-
-
 @lru_cache(maxsize=1)
 def env() -> EnvConfig:
     """The environment, cached on the first call.
@@ -153,13 +116,30 @@ def env() -> EnvConfig:
         return EnvConfig.model_validate(given)
     except ValidationError as error:
         fault = error.errors()[0]
-        amount = dict.fromkeys(("float_parsing", "finite_number", "greater_than_equal"), "a number from 0 on")
-        wanted = {"bool_parsing": "1 or 0", "literal_error": "on or off", **amount}.get(
-            fault["type"], "a number of at least 1"
-        )
         raise UsageError(
-            f"environment variable {fault['loc'][0]} is {fault['input'].strip()!r}; set it to {wanted}, or unset it."
+            f"environment variable {fault['loc'][0]} is {fault['input'].strip()!r}: {fault['msg']}. Set it anew, or unset it."
         ) from error
+
+
+def reload() -> EnvConfig:
+    """Reads the environment again after this process has changed it; raises as `env`."""
+    env.cache_clear()
+    return env()
+
+
+@contextmanager
+def variable_set(name: str, text: str) -> Iterator[None]:
+    """Sets a variable for this block and the processes that it starts."""
+    before = os.environ.get(name)
+    os.environ[name] = text
+    env.cache_clear()
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+        env.cache_clear()
 
 
 def home_folder(name: str = "") -> Path:
@@ -174,12 +154,6 @@ def home_folder(name: str = "") -> Path:
     return home / name
 
 
-def reload() -> EnvConfig:
-    """Reads the environment again after this process has changed it; raises as `env`."""
-    env.cache_clear()
-    return env()
-
-
 def physical_gpu(index: int) -> str:
     """Number or UUID on this machine of the GPU that is "cuda:INDEX" in this process."""
     visible = env().cuda_visible_devices
@@ -188,8 +162,8 @@ def physical_gpu(index: int) -> str:
 
 def available_threads() -> int:
     """CPU threads shared by all lanes of this process, at least 1."""
-    if env().threads is not None:
-        return env().threads or 1
+    if (threads := env().threads) is not None:
+        return threads
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -200,39 +174,15 @@ def value_of(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def names_with_prefix(prefix: str) -> list[str]:
-    """Names of the variables that are set, sorted."""
-    return sorted(name for name in os.environ if name.startswith(prefix))
-
-
 def ignored_variables() -> list[str]:
     """One warning per VirNucPro variable that is set, naming virnuc's equivalent if there is one."""
-    known = {variable.name for variable in VARIABLES}
+    known = {field.alias for field in EnvConfig.model_fields.values()}
     warnings = []
-    for name in names_with_prefix(_PREDECESSOR):
-        own = name.replace(_PREDECESSOR, "VIRNUC_", 1)
+    for name in sorted(name for name in os.environ if name.startswith("VIRNUCPRO_")):
+        own = name.replace("VIRNUCPRO_", "VIRNUC_", 1)
         instead = f"set {own}" if own in known else "docs/how-to/from-virnucpro.md says what to use"
         warnings.append(f"{name} is a variable of VirNucPro, and virnuc does not read it: {instead} instead.")
     return warnings
-
-
-def user_config_folder() -> Path:
-    """The user's settings folder, by the XDG base directory specification; it need not exist."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "virnuc"
-
-
-@contextmanager
-def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables that are not set, for this block and its child processes; raises as `env`."""
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        reload()
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-        env.cache_clear()
 
 
 def child_environment() -> dict[str, str]:

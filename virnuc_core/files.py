@@ -8,19 +8,19 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import NoneType, UnionType
-from typing import IO, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, Any, Final, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from virnuc_core.errors import UsageError
 
 _TEMPORARY: Final = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.tmp", re.DOTALL)
-_LARGEST_FLOAT: Final = 1e300  # NaN is not smaller
 _scratch: Final[set[Path]] = set()
 
 Record = TypeVar("Record")
@@ -63,10 +63,10 @@ def is_stream(path: Path) -> bool:
 
 
 def require_utf8(*names: str) -> None:
-    """Raises UsageError for a path whose bytes are not UTF-8, which tables and JSON cannot hold."""
+    """Raises UsageError for a path whose bytes are not UTF-8, which tables and JSON cannot hold, or that no file can have."""
     for name in names:
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise UsageError(f"the name {name!r} is not UTF-8: rename the file or folder.")
+        if any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in name):
+            raise UsageError(f"the name {name!r} is not UTF-8, or holds a NUL: rename the file or folder.")
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
         ValueError: it is not JSON, is nested too deeply, or is not an object.
     """
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_int=_integer)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict):
@@ -215,50 +215,32 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
     return document
 
 
-def from_json(kind: type[Record], values: object, where: str = "") -> Record:
+def _integer(digits: str) -> int:
+    if len(digits) > 100:
+        raise ValueError("it holds a number that is too large")
+    return int(digits)
+
+
+def from_json(kind: type[Record], values: object) -> Record:
     """Converts parsed JSON to a dataclass of numbers, strings, Literals, tuples and dataclasses, each or None.
 
-    Fields with defaults may be missing; `where` is the path of the object in the document, for messages.
+    Fields with defaults may be missing.
 
     Raises:
-        ValueError: a field, which is named, is missing, unknown or of another type.
+        ValueError: a field is missing, unknown, of another type, or not finite.
     """
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{where or 'it'} is a {type(values).__name__} and no object")
-    hints = _type_hints(kind)  # type: ignore[arg-type]
-    known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
-    if unknown := sorted(set(map(str, values)) - set(known)):
-        raise ValueError(f"{where}{unknown[0][:40]!r} is not known")
-    for name, field in known.items():
-        if name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{where}{name} is missing")
-    return kind(**{name: _checked(hints[name], value, f"{where}{name}") for name, value in values.items()})
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(values, dict) or (unknown := sorted(set(map(str, values)) - known)):
+        what = f"{unknown[0][:40]!r} is not known" if isinstance(values, dict) else "it is no object"
+        raise ValueError(what)
+    try:
+        made: Record = _adapter(kind).validate_json(json.dumps(values, allow_nan=False), strict=True)  # type: ignore[arg-type]
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+    return made
 
 
 @lru_cache(maxsize=64)
-def _type_hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _checked(hint: Any, value: Any, where: str) -> Any:
-    """The value converted to the type; raises ValueError."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        if value is None and NoneType in get_args(hint):
-            return None
-        options = [option for option in get_args(hint) if option is not NoneType]
-        hint = next((option for option in options if type(value) is option), options[0])
-        return _checked(hint, value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_checked(get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if is_dataclass(hint) and isinstance(hint, type):
-        return from_json(hint, value, f"{where}.")
-    if origin is Literal:
-        fits = isinstance(value, str) and value in get_args(hint)
-    elif hint is float:
-        fits = type(value) in (int, float) and abs(value) < _LARGEST_FLOAT
-    else:
-        fits = type(value) is hint
-    if not fits:
-        raise ValueError(f"{where} is {value!r:.60}")
-    return value
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -1,55 +1,42 @@
-"""Tables of docs/configuration.md, from the command line: every setting of every command."""
+"""Tables of docs/configuration.md, from the classes of the settings: each with its default and the commands that have it."""
 
-import re
+from pkgutil import resolve_name
 from typing import Final
 
-import click
-
 from scripts.render.tables import MakeTable, Results, markdown
-from virnuc_cli.config import CommandPath, iter_commands, settings_of, variable_of
 from virnuc_cli.main import cli
-from virnuc_core.env_config import VARIABLES
+from virnuc_cli.options import Command, default_in_words, iter_commands, setting_options
+from virnuc_core.env_config import EnvConfig
+from virnuc_core.settings import NightlySettings, PredictSettings
 from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 
-# Help ends with the default: "Where to compute [auto]."
-_HELP: Final = re.compile(r"(?P<meaning>.*?)(?: \[(?P<default>.*)\])?\.?", re.DOTALL)
 
-
-def settings_tables(_: Results) -> str:
-    """One table per command with settings."""
-    tables = []
-    for path, command in iter_commands(cli):
-        if rows := [_row(path, key, option) for key, option in settings_of(command).items()]:
-            head = f"### {' '.join(path)}\n\nSection `[{'.'.join(path)}]`.\n\n"
-            tables.append(head + markdown("flag|environment variable|key|default|meaning", rows))
-    return "\n\n".join(tables)
-
-
-def _row(path: CommandPath, key: str, option: click.Option) -> tuple[str, ...]:
-    found = _HELP.fullmatch(option.help or "")
-    assert found is not None  # everything matches
-    default = option.to_info_dict()["default"]
-    if option.required or option.is_flag:
-        default = "must be given" if option.required else "off"
-    elif default is None or option.multiple:
-        default = ""
-    values = option.metavar or option.type.name.upper()
-    if isinstance(option.type, click.Choice):
-        values = "|".join(map(str, option.type.choices))
-    cells = (
-        f"`{'/'.join([option.opts[0], *option.secondary_opts])}{'' if option.is_flag else f' {values}'}`",
-        f"`{variable_of(path, option)}`",
-        f"`{key}`",
-        found["default"] or str(default),
-        found["meaning"],
+def settings_table(_: Results) -> str:
+    """One row per setting, and another one where a command has another default or other values."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, command in iter_commands(cli):
+        for model in command.models if isinstance(command, Command) else ():
+            kind = resolve_name(f"virnuc_core.settings:{model}")
+            for option in setting_options(kind):
+                if kind is NightlySettings and option.name in PredictSettings.model_fields:
+                    continue
+                field = kind.model_fields[option.name]
+                values = "" if option.is_flag else f" {option.metavar}"
+                cells = (
+                    f"`{'/'.join([*option.opts, *option.secondary_opts])}{values}`",
+                    kind.left_out or default_in_words(field) or "must be given",
+                    field.description,
+                )
+                rows.setdefault(tuple(cell.replace("|", "\\|") for cell in cells), []).append(f"`{name}`")
+    return markdown(
+        "flag|default|meaning|commands", [(*row, ", ".join(names)) for row, names in rows.items()]
     )
-    return tuple(cell.replace("|", "\\|") for cell in cells)
 
 
 def variables_table(_: Results) -> str:
     """Environment variables without a flag."""
-    rows = ((f"`{variable.name}`", variable.meaning, variable.default) for variable in VARIABLES)
-    return markdown("variable|meaning|default", rows)
+    fields = EnvConfig.model_fields.values()
+    return markdown("variable|meaning", ((f"`{field.alias}`", field.description or "") for field in fields))
 
 
 def versions_table(_: Results) -> str:
@@ -64,7 +51,7 @@ def versions_table(_: Results) -> str:
 
 
 TABLES: Final[dict[str, MakeTable]] = {
-    "settings": settings_tables,
+    "settings": settings_table,
     "variables": variables_table,
     "versions": versions_table,
 }

@@ -10,8 +10,7 @@ from virnuc_core.files import atomic_path
 from virnuc_core.inference.events import LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.inference.plan import read_plan
-from virnuc_core.results.report.reading import iter_batches
-from virnuc_core.results.report.totals import BINS, histogram
+from virnuc_core.results.report.reading import BINS, histogram, iter_batches
 from virnuc_core.results.run_json import speeds
 from virnuc_core.run_folder import RunFolder
 
@@ -81,16 +80,16 @@ def run_figures(folder: RunFolder) -> "Iterator[tuple[str, Figure]]":
 
 def _speeds_of_lane(journal: Path) -> tuple[str, Curve] | None:
     """A lane's name, and the speed of each shard of its last process."""
-    entries = JournalTail(journal).read_new()
-    starts = [place for place, entry in enumerate(entries) if isinstance(entry.event, LaneStarted)]
+    events = JournalTail(journal).read_new()
+    starts = [place for place, event in enumerate(events) if isinstance(event, LaneStarted)]
     if not starts:
         return None
-    last = entries[starts[-1]].event
+    last = events[starts[-1]]
     assert isinstance(last, LaneStarted)
     curve = [
-        (entry.time, speeds(entry.event.counters, entry.event.seconds.forward)["sequences_per_second"])
-        for entry in entries[starts[-1] :]
-        if isinstance(entry.event, ShardDone)
+        (event.time, speeds(event.counters, event.seconds.forward)["sequences_per_second"])
+        for event in events[starts[-1] :]
+        if isinstance(event, ShardDone)
     ]
     return f"lane {last.lane} on {last.place}", curve
 

@@ -1,4 +1,4 @@
-"""`virnuc deploy`: registration at a server, and the models, schedule and folders of the nightly run."""
+"""`virnuc server deploy`: registration at a server, and the models, schedule and folders of the nightly run."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def client() -> Iterator[SyncPrefectClient]:
 
 
 def note_of_nightly(virnuc: CommandLine, *flags: object) -> str:
-    registered = virnuc.done("deploy", *flags, "--json").document["registered"]
+    registered = virnuc.done("server", "deploy", *flags, "--json").document["registered"]
     [note] = [item["note"] for item in registered if item["name"] == NIGHTLY]
     return str(note)
 
@@ -135,13 +135,13 @@ def test_alarms_keep_their_deadline_and_their_block(
     def alarms() -> dict[str, Any]:
         return {found.name.removeprefix("virnuc: "): found for found in client.read_automations()}
 
-    virnuc.refused(2, "no such block", "deploy", "--notify", "custom-webhook/ops")
-    virnuc.refused(2, "is no time of day", "deploy", "--done-by", "8")
+    virnuc.refused(2, "no such block", "server", "deploy", "--notify", "custom-webhook/ops")
+    virnuc.refused(2, "is no time of day", "server", "deploy", "--done-by", "8")
     monkeypatch.setenv("VIRNUC_NOTIFY_URL", "http://127.0.0.1:9/hook-key")
     env_config.reload()
-    virnuc.refused(2, "only a slack-webhook", "deploy", "--notify", "pager-duty-webhook/ops")
+    virnuc.refused(2, "only a slack-webhook", "server", "deploy", "--notify", "pager-duty-webhook/ops")
     folders = ("--inbox", tmp_path, "--out", tmp_path / "out", "--cron", "0 2 * * *", "--timezone", "UTC")
-    virnuc.done("deploy", *folders, "--done-by", "08:00", "--notify", "custom-webhook/ops")
+    virnuc.done("server", "deploy", *folders, "--done-by", "08:00", "--notify", "custom-webhook/ops")
     monkeypatch.delenv("VIRNUC_NOTIFY_URL")
     env_config.reload()
     late = alarms()["a nightly run is not done in time"]
@@ -152,20 +152,20 @@ def test_alarms_keep_their_deadline_and_their_block(
     assert "hook-key" not in str(document.data)
 
     before = last_changes(client)
-    virnuc.done("deploy")  # changes nothing, and so forgets no night that is waited for
+    virnuc.done("server", "deploy")  # changes nothing, and so forgets no night that is waited for
     assert last_changes(client) == before
-    virnuc.done("deploy", "--cron", "0 4 * * *")
+    virnuc.done("server", "deploy", "--cron", "0 4 * * *")
     moved = alarms()["a nightly run is not done in time"]
     assert (moved.trigger.within, moved.actions) == (timedelta(hours=4), [action])
     assert alarms()["there was no nightly run"].trigger.within == timedelta(hours=28)
-    shown = virnuc.done("deploy", "--show", "--json").document
+    shown = virnuc.done("server", "deploy", "--show", "--json").document
     assert (shown["schedule"], shown["done_by"], shown["notify"]) == (
         "0 4 * * * UTC",
         "08:00",
         "custom-webhook/ops",
     )
     assert shown["inbox"] == str(tmp_path)
-    virnuc.done("deploy", "--notify", "none")
+    virnuc.done("server", "deploy", "--notify", "none")
     assert [action.type for alarm in alarms().values() for action in alarm.actions].count("do-nothing") == 5
 
 
@@ -175,7 +175,7 @@ def test_alarms_keep_their_deadline_and_their_block(
         ("--head absent.pth", 4, "no classifier head absent.pth"),
         ("--preset virnucpro-500", 2, "no head is bundled for DNABERT-S and 3B"),
         ("--esm-model 4B", 4, "there is no model 4B"),
-        ("--chunk-length 2", 2, "chunk_length"),
+        ("--chunk-length 2", 2, "--chunk-length"),
         ("--cron 0_25_*_*_*", 2, "this schedule cannot be used: --cron"),
         ("--timezone Mars/Phobos", 2, "this schedule cannot be used: --timezone"),
     ],
@@ -183,7 +183,7 @@ def test_alarms_keep_their_deadline_and_their_block(
 def test_what_cannot_be_used_is_refused_when_it_is_deployed(
     virnuc: CommandLine, flags: str, code: int, message: str
 ) -> None:
-    virnuc.refused(code, message, "deploy", *(flag.replace("_", " ") for flag in flags.split()))
+    virnuc.refused(code, message, "server", "deploy", *(flag.replace("_", " ") for flag in flags.split()))
 
 
 def test_a_server_that_does_not_answer_or_is_not_named() -> None:
@@ -203,16 +203,21 @@ def test_a_server_that_does_not_answer_or_is_not_named() -> None:
 def test_work_pools_for_a_kubernetes_cluster(virnuc: CommandLine, client: SyncPrefectClient) -> None:
     register(NightlyChoice())
     virnuc.refused(
-        2, "work pool virnuc-gpu at the server is of type 'process'", "deploy", "--pool-type", "kubernetes"
+        2,
+        "work pool virnuc-gpu at the server is of type 'process'",
+        "server",
+        "deploy",
+        "--pool-type",
+        "kubernetes",
     )
     for pool in POOLS:
         client.delete_work_pool(pool)
     chosen = ("--job-variable", "image=registry/virnuc:1", "virnuc-gpu.gpus=2")
     try:
-        virnuc.done("deploy", "--pool-type", "kubernetes", *chosen)
-        virnuc.done("deploy", "--job-variable", "virnuc-gpu.cpu=16")  # stays what it is
+        virnuc.done("server", "deploy", "--pool-type", "kubernetes", *chosen)
+        virnuc.done("server", "deploy", "--job-variable", "virnuc-gpu.cpu=16")  # stays what it is
         assert {client.read_work_pool(pool).type for pool in POOLS} == {"kubernetes"}
-        virnuc.refused(2, "has no work pool virnuc-gpu and", "worker", "--devices", "cpu")
+        virnuc.refused(2, "has no work pool virnuc-gpu and", "server", "worker", "--devices", "cpu")
         variables = client.read_work_pool(GPU_POOL).base_job_template["variables"]["properties"]
         assert [variables[name]["default"] for name in ("image", "gpus", "cpu")] == [
             "registry/virnuc:1",

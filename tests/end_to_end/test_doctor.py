@@ -10,14 +10,13 @@ from tests.end_to_end.conftest import CommandLine
 from tests.made_models import ESM2
 from virnuc_core import versions
 from virnuc_core.doctor import comparison
-from virnuc_core.env_config import reload
+from virnuc_core.env_config import env, reload
 from virnuc_core.versions import KnownVersions
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     reload()
 
 
@@ -56,6 +55,7 @@ def test_a_torch_that_is_not_known_to_work(virnuc: CommandLine, monkeypatch: pyt
 
 def test_a_variable_that_is_wrong(virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIRNUC_THREADS", "many")
+    env.cache_clear()
     code, found = findings(virnuc)
     assert code == 2
     assert "VIRNUC_THREADS is 'many'" in found["devices", "all of it"]["found"]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.conftest import CommandLine, random_dna
 from tests.made_models import MadeModels, make_spec, write_model
-from virnuc_core.models.contig_head import load_contig_head, save_contig_head
+from virnuc_core.models.heads import load_head, save_head
 
 
 @pytest.mark.parametrize("charmap", ["ASCII", "ISO-8859-1"])
@@ -58,10 +58,10 @@ def test_names_of_hdf5_that_all_point_to_one_long_text_are_refused(
 def test_a_head_that_gives_contigs_no_numbers_is_refused(
     prefect_server: None, virnuc: CommandLine, models: MadeModels, contigs: Path, tmp_path: Path, layer: str
 ) -> None:
-    head = load_contig_head(models.longest_head)
+    head = load_head(models.longest_head)
     head.get_parameter(f"{layer}.weight").fill_(3e38)
     broken, run = tmp_path / "broken.safetensors", tmp_path / "run"
-    save_contig_head(head, broken, {})
+    save_head(head, broken, {})
     command = ("predict", contigs, "--out", run, *models.flags, "--head", broken)
     virnuc.refused(4, "its weights are broken", *command)
     assert not (run / "contigs.tsv").exists()

@@ -21,7 +21,7 @@ RESULTS = {
     *("contigs.parquet", "contigs.tsv", "embeddings.h5", "predictions.parquet", "predictions.tsv"),
     *("prediction_results.txt", "prediction_results_highestscore.csv", "regions.bed", "regions.fa.gz"),
     *("regions.gff3", "regions.parquet", "regions.tsv", "rejected.tsv", "report.html"),
-    *("viral_contigs.fa.gz", "virnuc_mqc.json", "run.json", "plan.json", "frames", "lanes", "shards"),
+    *("viral_contigs.fa.gz", "virnuc_mqc.json", "run.json", "plan.json", "frames", "shards"),
 }
 STAGES = ["index", "plan", "embed", "validate", "aggregate", "classify", "publish"]
 

@@ -19,8 +19,7 @@ from virnuc_cli.main import main
 from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
 from virnuc_core.models.catalogue import HeadPurpose, read_purpose
-from virnuc_core.models.contig_head import ContigHead
-from virnuc_core.models.heads import load_head
+from virnuc_core.models.heads import ContigHead, load_head
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

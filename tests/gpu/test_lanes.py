@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.forward import random_sequences, write_fasta
-from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.run_folder import RunFolder
@@ -42,17 +41,9 @@ def make_run(folder: Path, kind: str, **settings: object) -> RunFolder:
     return run
 
 
-def compute(run: RunFolder, devices: Sequence[str], indices: Sequence[int] | None = None) -> RunPlan:
-    plan = read_plan(run.plan)
-    dealt = assign_shards(plan, range(len(plan.shards)) if indices is None else indices, len(devices))
-    with ThreadPoolExecutor(len(dealt)) as threads:
-        lanes = [
-            threads.submit(run_lane, run, shards, device, lane=lane, num_lanes=len(dealt))
-            for lane, (shards, device) in enumerate(zip(dealt, devices, strict=False))
-        ]
-        for lane in lanes:
-            lane.result()
-    return plan
+def compute(run: RunFolder, devices: Sequence[str]) -> RunPlan:
+    LocalLanes(tuple(devices), in_processes=True).compute(run)
+    return read_plan(run.plan)
 
 
 def digests(run: RunFolder, plan: RunPlan) -> list[str]:
@@ -68,7 +59,7 @@ def test_the_same_bytes_after_a_resume_and_on_several_gpus(kind: str, tmp_path: 
     lost = range(0, len(plan.shards), 2)
     for index in lost:
         run.shard(index).unlink()
-    compute(run, ["cuda:0"], lost)
+    compute(run, ["cuda:0"])
     assert digests(run, plan) == expected
     for index in range(len(plan.shards)):
         run.shard(index).unlink()

@@ -1,4 +1,4 @@
-"""One `virnuc up` for all tests here: a real server, MLflow and workers, with their own ports and home folder."""
+"""One `virnuc server up` for all tests here: a real server, MLflow and workers, with their own ports and home folder."""
 
 import json
 import os
@@ -95,7 +95,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(Server):
-    """A running `virnuc up`."""
+    """A running `virnuc server up`."""
 
     process: subprocess.Popen[str]
     home: Path
@@ -119,7 +119,7 @@ class Stack(Server):
         )
 
     def program(self, word: str) -> psutil.Process | None:
-        """The program kept running by `virnuc up` with this word in its command, if any."""
+        """The program kept running by `virnuc server up` with this word in its command, if any."""
         children = psutil.Process(self.process.pid).children()
         return next((child for child in children if word in child.cmdline()), None)
 
@@ -146,9 +146,9 @@ def same_results(one: Path, other: Path) -> bool:
 def lane_events(out: Path, kind: type[Event]) -> list[Event]:
     """Events of a kind in the journals of all lanes, by time."""
     journals = RunFolder(out).lanes.glob("lane-*.jsonl")
-    entries = [entry for path in journals for entry in JournalTail(path).read_new()]
-    entries.sort(key=lambda entry: entry.time)
-    return [entry.event for entry in entries if isinstance(entry.event, kind)]
+    events = [event for path in journals for event in JournalTail(path).read_new()]
+    events.sort(key=lambda event: event.time)
+    return [event for event in events if isinstance(event, kind)]
 
 
 def shards_done(out: Path) -> list[int]:
@@ -171,7 +171,7 @@ def wait_for_mid_run(out: Path) -> LaneStarted:
 
 @contextmanager
 def running_stack(folder: Path, **environment: str) -> Iterator[Stack]:
-    """`virnuc up` with further environment variables; nothing is left of it afterwards.
+    """`virnuc server up` with further environment variables; nothing is left of it afterwards.
 
     It makes its home folder itself, where new files are open to everybody by default, and works in a folder with hostile files.
     """
@@ -182,7 +182,7 @@ def running_stack(folder: Path, **environment: str) -> Iterator[Stack]:
     with output.open("w") as log:
         ports = ("--port", str(port), "--mlflow-port", str(mlflow_port))
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "virnuc_cli", "up", *ports, *WORKERS],
+            [sys.executable, "-P", "-m", "virnuc_cli", "server", "up", *ports, *WORKERS],
             env={**inherited, "VIRNUC_HOME": str(home), "VIRNUC_THREADS": "2", **environment},
             cwd=hostile_folder(folder / "data"),
             umask=0,

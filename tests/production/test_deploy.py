@@ -1,4 +1,4 @@
-"""What `virnuc up` makes, and its nightly schedule and runs; tests/end_to_end/test_deploy.py tests registration."""
+"""What `virnuc server up` makes, and its nightly schedule and runs; tests/end_to_end/test_deploy.py tests registration."""
 
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -55,7 +55,7 @@ def test_nightly_schedule(stack: Stack, tmp_path: Path) -> None:
 
     assert scheduled() == []
     folders = ("--inbox", tmp_path / "inbox", "--out", tmp_path / "out")
-    done = stack.shell("virnuc_cli", "deploy", *folders)
+    done = stack.shell("virnuc_cli", "server", "deploy", *folders)
     assert done.returncode == 0, done.stderr
     assert "0 2 * * * UTC, the small bundled models" in done.stdout
     # With too new an SQLAlchemy, nothing is ever scheduled, without an error.

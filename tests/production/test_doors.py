@@ -1,4 +1,4 @@
-"""Who gets into the servers of `virnuc up`, and what it takes from the folder in which it was started."""
+"""Who gets into the servers of `virnuc server up`, and what it takes from the folder in which it was started."""
 
 import stat
 import subprocess
@@ -154,7 +154,7 @@ def test_in_a_browser(stack: Stack, foreign_page: str) -> None:
 
 
 def test_the_home_folder_is_its_owners_alone(stack: Stack) -> None:
-    """`virnuc up` was started under a umask that takes nothing away."""
+    """`virnuc server up` was started under a umask that takes nothing away."""
     names = (
         "",
         "mlflow.db",
@@ -185,7 +185,7 @@ def test_a_worker_uses_nothing_of_its_working_folder(stack: Stack, tmp_path: Pat
     """It is refused, since the CPU of this host is taken, when it has read its settings."""
     folder = hostile_folder(tmp_path / "data")
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "virnuc_cli", "worker", "--devices", "cpu", "--workers", "2"],
+        [sys.executable, "-P", "-m", "virnuc_cli", "server", "worker", "--devices", "cpu", "--workers", "2"],
         env={**access_of(stack.home), "VIRNUC_HOME": str(stack.home), "PATH": "/usr/bin:/bin"},
         cwd=folder,
         capture_output=True,

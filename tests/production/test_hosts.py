@@ -34,10 +34,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         own = {"PREFECT_HOME": str(head.home / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
         head.start(*serve, **own)
         wait_until(lambda: _answers(head), 120)
-        assert head.start("virnuc_cli", "deploy").wait(300) == 0, head.log.read_text()
-        head.start("virnuc_cli", "worker", "--devices", "none", "--runs", "2")
+        assert head.start("virnuc_cli", "server", "deploy").wait(300) == 0, head.log.read_text()
+        head.start("virnuc_cli", "server", "worker", "--devices", "none", "--runs", "2")
         for node in nodes:
-            node.start("virnuc_cli", "worker", "--devices", "cpu", "--runs", "0")
+            node.start("virnuc_cli", "server", "worker", "--devices", "cpu", "--runs", "0")
         with SyncPrefectClient(head.server) as client:
             pools = ("virnuc-runs", "virnuc-cpu", "virnuc-cpu")
             wait_until(

@@ -67,14 +67,14 @@ def folders(stack: Stack, webhook: Webhook, tmp_path: Path) -> Iterator[tuple[Pa
     quick = ("--devices", SETTINGS["devices"][0], "--files-at-once", "3", "--settle-seconds", "0")
     deadline = ("--cron", "0 2 * * *", "--timezone", "UTC", "--done-by", "02:01")
     choice = ("--inbox", inbox, "--out", out, *quick, *deadline, "--notify", BLOCK)
-    done = stack.shell("virnuc_cli", "deploy", *choice)
+    done = stack.shell("virnuc_cli", "server", "deploy", *choice)
     assert done.returncode == 0, done.stderr
     [schedule] = stack.client.read_deployment_schedules(stack.client.read_deployment_by_name(NIGHTLY).id)
     stack.client.update_deployment_schedule(schedule.deployment_id, schedule.id, active=False)
     for automation in stack.client.read_automations():
         stack.client.resume_automation(automation.id)
     yield inbox, out
-    assert stack.shell("virnuc_cli", "deploy", "--notify", "none").returncode == 0
+    assert stack.shell("virnuc_cli", "server", "deploy", "--notify", "none").returncode == 0
 
 
 def begin_night(stack: Stack, **parameters: Any) -> UUID:
@@ -156,7 +156,7 @@ def test_a_run_that_does_not_begin_is_taken_for_crashed(stack: Stack) -> None:
     asked = {"folder": "/data/run", "shards": [0], "lane": 0, "device": "cpu", "token": "0"}
     run = stack.client.create_flow_run_from_deployment(lane.id, parameters=asked, state=Pending())
     stack.wait_for(run.id, "Crashed", 90)
-    assert stack.shell("virnuc_cli", "deploy").returncode == 0
+    assert stack.shell("virnuc_cli", "server", "deploy").returncode == 0
 
 
 def test_a_night_that_no_worker_takes_raises_an_alarm_soon_and_at_its_deadline(

@@ -105,8 +105,8 @@ def test_workers_as_an_array_of_jobs(cluster: dict[str, str], genomes: Path, tmp
     start = ("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
     with program(service, *start), SyncPrefectClient(url) as client:
         wait_until(lambda: client.api_healthcheck() is None, 120)
-        subprocess.run([sys.executable, "-m", "virnuc_cli", "deploy"], env=login, check=True)
-        with program(login, "virnuc_cli", "worker", "--devices", "none", "--runs", "2"):
+        subprocess.run([sys.executable, "-m", "virnuc_cli", "server", "deploy"], env=login, check=True)
+        with program(login, "virnuc_cli", "server", "worker", "--devices", "none", "--runs", "2"):
             jobs = sbatch(
                 cluster | {"PREFECT_API_URL": url}, "--array=0-1", SCRIPTS / "worker.sbatch", *DEVICES
             )

@@ -37,7 +37,7 @@ ELSEWHERE = {"PYTHONSAFEPATH": "1"}
 def test_a_worker_without_a_gpu_is_refused_by_the_gpu_pool(tmp_path: Path, devices: str) -> None:
     """Before any server is asked."""
     done = subprocess.run(
-        [sys.executable, "-m", "virnuc_cli", "worker", "--devices", devices],
+        [sys.executable, "-m", "virnuc_cli", "server", "worker", "--devices", devices],
         env={**os.environ, "VIRNUC_HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -74,9 +74,9 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
     old = installation(tmp_path / "old", "virnuc_core/__init__.py", f'"{__version__}"', '"0.0.9"')
     sick = installation(
         tmp_path / "sick",
-        "tasks/local_lanes.py",
-        "with sampling_gpu(own, lane, journal.write):",
-        'with (_ for _ in ()).throw(DeviceLostError("this device is lost.")):',
+        "flows/lanes.py",
+        "LocalLanes((own,), observe, in_processes=True).compute_lane(run, shards, lane, own)",
+        'raise DeviceLostError("this device is lost.")',
     )
     port = free_port()
     names = ["fit", "unmounted", "outdated", "sick"]
@@ -87,13 +87,13 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
         serve = ("prefect", "server", "start", "--host", "0.0.0.0", "--port", str(port))
         fit.start(*serve, PREFECT_HOME=str(fit.home / "prefect"))
         wait_until(lambda: answers(f"{fit.server}/health"), 300)
-        assert fit.start("virnuc_cli", "deploy").wait(300) == 0, fit.log.read_text()
+        assert fit.start("virnuc_cli", "server", "deploy").wait(300) == 0, fit.log.read_text()
         unmounted.hidden = shared
-        alone = ("virnuc_cli", "worker", "--devices", "cpu", "--runs", "0")
+        alone = ("virnuc_cli", "server", "worker", "--devices", "cpu", "--runs", "0")
         unmounted.start(*alone)
         outdated.start(*alone, **old)
         other.start(*alone, **sick)
-        fit.start("virnuc_cli", "worker", "--devices", "cpu", "--runs", "1")
+        fit.start("virnuc_cli", "server", "worker", "--devices", "cpu", "--runs", "1")
         deployment = client.read_deployment_by_name("predict/on-demand")
         asked = {"inputs": [str(genomes)], "out": str(out), "settings": SETTINGS, "lane_minutes": 0.03}
         run_id = client.create_flow_run_from_deployment(deployment.id, parameters=asked).id

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from virnuc_core.env_config import VARIABLES, available_threads, env, home_folder, ignored_variables, reload
+from virnuc_core.env_config import (
+    available_threads,
+    env,
+    home_folder,
+    ignored_variables,
+    reload,
+)
 from virnuc_core.errors import UsageError
 
 
@@ -91,11 +97,6 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_visible_devices(monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...]) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     assert reload().cuda_visible_devices == value
-
-
-def test_variables_are_described_with_their_defaults() -> None:
-    assert all(variable.name and variable.meaning and variable.default for variable in VARIABLES)
-    assert VARIABLES[0] == ("VIRNUC_HOME", "folder of the tracking database and of caches", "`~/.virnuc`")
 
 
 def test_nothing_is_read_at_import() -> None:

@@ -4,7 +4,6 @@ After an intended change, `python -m tests.unit.test_interfaces` rewrites both f
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +11,33 @@ import click
 import yaml
 
 from virnuc_cli.main import cli
+from virnuc_cli.options import RareOption, iter_commands
 
 COMMAND_LINE = Path(__file__).with_name("interfaces") / "command_line.txt"
 FLOW_PARAMETERS = Path(__file__).with_name("interfaces") / "flow_parameters.json"
 PREFECT_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
 
 
-def leaves(group: click.Group, path: str = "virnuc") -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from leaves(command, f"{path} {name}")
-        else:
-            yield f"{path} {name}", command
-
-
 def in_words(param: click.Parameter) -> str:
-    choices = param.type.choices if isinstance(param.type, click.Choice) else ()
     is_option = isinstance(param, click.Option)
     words = [
-        " ".join([*param.opts, *param.secondary_opts]) if is_option else (param.name or "").upper(),
-        "flag" if is_option and param.is_flag else param.type.name,
-        "|".join(map(str, choices)),
-        f"metavar={param.metavar}" if param.metavar else "",
+        ", ".join([*param.opts, *param.secondary_opts]) if is_option else (param.name or "").upper(),
+        ""
+        if is_option and param.is_flag
+        else param.metavar or "|".join(map(str, getattr(param.type, "choices", ()))),
         "required" if param.required else "",
-        f"nargs={param.nargs}" if param.nargs != 1 else "",
-        "multiple" if is_option and param.multiple else "",
-        f"default={param.to_info_dict()['default']}" if is_option and not param.required else "",
-        "" if not is_option or param.allow_from_autoenv else "never from a file or a variable",
+        "multiple" if param.nargs == -1 or (is_option and param.multiple) else "",
+        "only by --help-all" if isinstance(param, RareOption) else "",
     ]
     return "  ".join(filter(None, words))
 
 
 def command_line() -> str:
-    """Every command with its flags, types, choices, defaults and metavars, sorted."""
-    blocks = [f"virnuc\n  {in_words(cli.params[0])}"]
-    for path, command in sorted(leaves(cli)):
-        blocks.append("\n  ".join([path, *sorted(in_words(param) for param in command.params)]))
+    """Every command with its arguments and options, sorted."""
+    commands = sorted(iter_commands(cli))
+    blocks = [
+        "\n  ".join([f"virnuc {name}", *sorted(map(in_words, found.params))]) for name, found in commands
+    ]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -72,6 +62,12 @@ def flow_parameters() -> dict[str, Any]:
 
 def test_the_command_line_is_frozen() -> None:
     assert command_line().splitlines() == COMMAND_LINE.read_text().splitlines()
+
+
+def test_the_flags_of_predict_that_help_shows_are_a_dozen() -> None:
+    shown = [param for param in cli.commands["predict"].params if type(param) is click.Option]
+    dozen = "out preset chunk_length threshold fdr esm_model dnabert_model head devices threads force quiet"
+    assert [param.name for param in shown] == [*dozen.split(), "help_all"]
 
 
 def test_the_parameters_of_the_deployments_are_frozen() -> None:

@@ -18,7 +18,8 @@ from virnuc_core.doctor.preflight import host_fault
 from virnuc_core.env_config import available_threads, env
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import cpu_has_bf16, least_free_memory, resolve_devices, resolve_precision
-from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.lane_process import LaneProcess
+from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels
@@ -222,9 +223,10 @@ def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
     plan = open_plan(config, store, "predict", (device,), run)
     shards = range(len(plan.shards))
     if engine == "reference":
-        run_shards(run, shards, LoadedModels(device), 0, lambda event: None)
+        run_shards(run, shards, LoadedModels(device), 0, ignore)
     else:
-        run_lane(run, shards, device)
+        with LaneProcess(device) as lane:
+            lane.run(run, shards, 0, ignore)
     results: list[Any] = [read_shard(run.shard(s.index), shard_identity(plan, s)) for s in plan.shards]
     dna, protein, scores = (
         np.concatenate([getattr(each, name) for each in results]) for name in ("dna", "protein", "scores")

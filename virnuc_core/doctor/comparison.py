@@ -9,7 +9,8 @@ import math
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -63,23 +64,14 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelComparison:
-    """The result of a comparison."""
+    """The result of a comparison; `is_same` within rounding."""
 
     model: str
     program: str
     device: str
     num_sequences: int
     runs: tuple[ComparedRun, ...]
-
-    @property
-    def is_same(self) -> bool:
-        """Whether every run is the same within rounding."""
-        return all(run.is_same for run in self.runs)
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {**asdict(self), "is_same": self.is_same}
+    is_same: bool
 
     @property
     def summary(self) -> str:
@@ -87,14 +79,14 @@ class ModelComparison:
         lines = [
             f"{self.model}: virnuc against {self.program} in fp32 on {self.device}, {self.num_sequences} real sequences",
             "engine     precision  largest difference  (largest value)  least cosine",
-        ]
-        for run in self.runs:
-            lines.append(
+            *(
                 f"{run.engine:<9}  {run.precision:<9}  {run.largest_difference:<18.3g}  {run.largest_value:<15.4g}  "
                 f"{run.least_cosine:.8f}    {'same' if run.is_same else 'DIFFERS'}"
-            )
-        verdict = "the same within rounding" if self.is_same else "NOT the same"
-        return visible("\n".join([*lines, f"verdict: {verdict}"]))
+                for run in self.runs
+            ),
+            f"verdict: {'the same within rounding' if self.is_same else 'NOT the same'}",
+        ]
+        return visible("\n".join(lines))
 
 
 def compare_model(model: str) -> ModelComparison:
@@ -114,18 +106,21 @@ def compare_model(model: str) -> ModelComparison:
     sequences = [record.sequence.decode() for record in records]
     device = resolve_devices(("auto",))[0]
     program, expected = embed_with_original(checkpoint, sequences, device)
-    variants: list[tuple[Engine, ResolvedPrecision]] = [("reference", "fp32")]
-    for precision in _LEAST_COSINES:
-        try:
-            variants.append(("packed", resolve_precision(precision, device)))
-        except DeviceError:
-            continue
     runs = []
-    for engine, precision in variants:
-        options = {"devices": (device.removeprefix("cuda:"),), "engine": engine, "precision": precision}
-        runs.append(compare_vectors(embed(sequences, model, **options), expected, engine, precision))
+    variants: list[tuple[Engine, ResolvedPrecision]] = [("reference", "fp32")]
+    variants += [("packed", precision) for precision in _LEAST_COSINES]
+    for engine, wanted in variants:
+        with suppress(DeviceError):  # not on this device
+            precision = resolve_precision(wanted, device)
+            options = {"devices": (device.removeprefix("cuda:"),), "engine": engine, "precision": precision}
+            runs.append(compare_vectors(embed(sequences, model, **options), expected, engine, precision))
     return ModelComparison(
-        model=model, program=program, device=device, num_sequences=len(sequences), runs=tuple(runs)
+        model=model,
+        program=program,
+        device=device,
+        num_sequences=len(sequences),
+        runs=tuple(runs),
+        is_same=all(run.is_same for run in runs),
     )
 
 
@@ -245,45 +240,33 @@ def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], T
 
     Source: bert_layers.py of the DNABERT-S authors; Press et al. 2022 for the slopes.
     """
-    transformers = _transformers()
-    spec, parts = checkpoint.spec, checkpoint.published_parts()
-    config = transformers.BertConfig(
+    spec = checkpoint.spec
+    config = _transformers().BertConfig(
         vocab_size=spec.vocab_size,
         hidden_size=spec.embedding_dim,
         num_hidden_layers=spec.num_layers,
         num_attention_heads=spec.num_heads,
-        intermediate_size=2 * spec.ffn_dim,
+        intermediate_size=spec.ffn_dim,
         max_position_embeddings=1,
         layer_norm_eps=spec.layer_norm_eps,
         attn_implementation="eager",
     )
-    model = transformers.BertModel(config, add_pooling_layer=False).float()
-    weights = {name: torch.cat(tensors).float() for name, tensors in parts.items()}
-    state = {
-        "embeddings.word_embeddings.weight": weights["word_embeddings.weight"],
-        "embeddings.token_type_embeddings.weight": weights["token_type_embedding"][:1].expand(2, -1),
-        "embeddings.position_embeddings.weight": torch.zeros(1, spec.embedding_dim),
-    }
-    same = {"embeddings.LayerNorm": "embedding_norm"}
-    for n, layer in enumerate(model.encoder.layer):
-        theirs, ours = f"encoder.layer.{n}.", f"layers.{n}."
-        same |= {
-            f"{theirs}attention.output.dense": f"{ours}attention_out",
-            f"{theirs}attention.output.LayerNorm": f"{ours}attention_norm",
-            f"{theirs}output.dense": f"{ours}ffn_out",
-            f"{theirs}output.LayerNorm": f"{ours}ffn_norm",
-        }
-        for kind in ("weight", "bias"):
-            thirds = weights[f"{ours}qkv.{kind}"].chunk(3)
-            for name, third in zip(("query", "key", "value"), thirds, strict=True):
-                state[f"{theirs}attention.self.{name}.{kind}"] = third
-        state[f"{theirs}intermediate.dense.weight"] = weights[f"{ours}ffn_in.weight"]
-        state[f"{theirs}intermediate.dense.bias"] = torch.zeros(2 * spec.ffn_dim)
+    model = _transformers().BertModel(config, add_pooling_layer=False).float()
+    for layer in model.encoder.layer:
+        layer.intermediate.dense = nn.Linear(spec.embedding_dim, 2 * spec.ffn_dim, bias=False)
         layer.intermediate.intermediate_act_fn = _Gate()
-        layer.output.dense = nn.Linear(spec.ffn_dim, spec.embedding_dim)
-    for kind in ("weight", "bias"):
-        state |= {f"{name}.{kind}": weights[f"{own}.{kind}"] for name, own in same.items()}
-    model.load_state_dict(state)
+    state = {"embeddings.position_embeddings.weight": torch.zeros(1, spec.embedding_dim)}
+    renamed = {
+        "mlp.gated_layers": "intermediate.dense",
+        "mlp.wo": "output.dense",
+        "mlp.layernorm": "output.LayerNorm",
+    }
+    for name, values in checkpoint.tensors.items():
+        own = next((name.replace(old, new) for old, new in renamed.items() if old in name), name)
+        parts = ("query", "key", "value") if "Wqkv" in own else ("Wqkv",)
+        for part, values_of_part in zip(parts, values.float().chunk(len(parts)), strict=True):
+            state[own.replace("Wqkv", part)] = values_of_part
+    model.load_state_dict({name: state[name] for name in model.state_dict() if name in state})
     model = model.eval().to(device)
     slopes = torch.tensor(_slopes(spec.num_heads), device=device)[:, None, None]
 

@@ -38,7 +38,7 @@ def version_fault(deployed: str | None) -> str | None:
     """Why this virnuc cannot do jobs of a deployment of another version; None when it can, or the version is unknown."""
     if deployed is None or series(deployed) == series(__version__):
         return None
-    return f"virnuc {__version__} is installed here and the deployment is of {deployed}: install that, or run `virnuc deploy`"
+    return f"virnuc {__version__} is installed here and the deployment is of {deployed}: install that, or run `virnuc server deploy`"
 
 
 def gpu_fault() -> str | None:

@@ -13,7 +13,7 @@ from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.files import parse_object
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import (
-    CHUNKS_BY_RECORD,
+    FRAME_KINDS,
     FRAMES_IN_WORDS,
     ChunkRule,
     Family,
@@ -124,7 +124,6 @@ CATALOGUE: Final = (
 )
 BUNDLED_TOKENIZER: Final = _BUNDLED / "dnabert_tiny" / "tokenizer.json"
 
-_USUAL_LENGTH: Final = 500  # chunk length in bp of a head for open reading frames that states none
 BUNDLED_HEADS: Final = {"tiny": _BUNDLED / "heads" / "tiny.safetensors"}
 
 
@@ -192,7 +191,7 @@ def head_of(config: RunConfig) -> str:
 def frames_of(config: RunConfig) -> FrameRule:
     """What a run embeds of its chunks; raises as `require_head`."""
     frames = config.frames or read_purpose(resolve_head(head_of(config))).frames
-    if config.fdr is not None and frames == "open":
+    if config.fdr is not None and not FRAME_KINDS[frames].is_calibrated:
         raise UsageError(
             f"--fdr {config.fdr:g} needs calibrated probabilities of contigs, and {Path(head_of(config)).name} gives none: it is a "
             "head for the open reading frames of chunks. Give --threshold, or a head of `virnuc train --frames longest`."
@@ -203,14 +202,12 @@ def frames_of(config: RunConfig) -> FrameRule:
 def chunk_rule_of(config: RunConfig) -> ChunkRule | None:
     """How a run cuts records; None embeds whole sequences. Raises as `require_head`.
 
-    The head resolves "auto": to the length that it states, else to `CHUNKS_BY_RECORD` for the longest stretches and to
-    500 bp for open reading frames.
+    The head resolves "auto": to the length that it states, else to that of its frames in `FRAME_KINDS`.
     """
     if config.chunk_length != "auto":
         return config.chunk_length
     purpose = read_purpose(resolve_head(head_of(config)))
-    by_record = CHUNKS_BY_RECORD if (config.frames or purpose.frames) == "longest" else _USUAL_LENGTH
-    rule = purpose.chunk_length or by_record
+    rule = purpose.chunk_length or FRAME_KINDS[config.frames or purpose.frames].chunk_rule
     _log.info("chunk length: %s (by the head)", chunks_in_words(rule))
     return rule
 

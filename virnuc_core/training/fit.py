@@ -16,9 +16,14 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS, ContigHead, HeadSpec
-from virnuc_core.models.heads import Head, fixed_threads
+from virnuc_core.models.heads import (
+    TEMPERATURE_BOUNDS,
+    ContigHead,
+    Head,
+    HeadSpec,
+    MLPClassifier,
+    fixed_threads,
+)
 from virnuc_core.training.contigs import (
     ContigBatch,
     ContigSampler,

@@ -1,4 +1,4 @@
-"""Workers of a host, what their runs see, and what prevents `virnuc worker` and `virnuc up` from starting."""
+"""Workers of a host, what their runs see, and what prevents `virnuc server worker` and `virnuc server up` from starting."""
 
 import os
 import socket
@@ -204,7 +204,7 @@ def test_up_refuses_a_port_that_it_cannot_use(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         for port in (taken.getsockname()[1], 70_000):
-            assert main(["up", option, str(port), other, "0", "--devices", "cpu"]) == 2
+            assert main(["server", "up", option, str(port), other, "0", "--devices", "cpu"]) == 2
             said = capfd.readouterr().err
             assert f"port {port} of 127.0.0.1 cannot be used" in said
             assert f"give another {option}" in said
@@ -212,10 +212,10 @@ def test_up_refuses_a_port_that_it_cannot_use(
 
 def test_one_stack_a_home_and_one_worker_a_device(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with only_one(tmp_path / "up" / "lock", ""):
-        assert main(["up", "--devices", "cpu"]) == 2
+        assert main(["server", "up", "--devices", "cpu"]) == 2
     assert "runs already with the home folder" in capfd.readouterr().err
     with reserving(plan_host(WorkerChoice(devices="cpu", runs=0))):
-        assert main(["up", "--devices", "cpu"]) == 2
+        assert main(["server", "up", "--devices", "cpu"]) == 2
     assert "-cpu0 already: end it first" in capfd.readouterr().err
 
 

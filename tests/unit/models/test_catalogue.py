@@ -21,7 +21,7 @@ from virnuc_core.models.catalogue import (
     require_known_model,
     resolve_head,
 )
-from virnuc_core.models.classifier import MLPClassifier, save_classifier
+from virnuc_core.models.heads import MLPClassifier, save_head
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import CHUNKS_BY_RECORD, ChunkRule, FrameRule, chunk_steps
 
@@ -96,7 +96,7 @@ def test_a_head_is_for_the_chunks_and_frames_that_it_states(
     tmp_path: Path,
 ) -> None:
     head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(8), head, facts)
+    save_head(MLPClassifier(8), head, facts)
     assert frames_of(RunConfig(head=str(head))) == (facts or {}).get("frames", "open")
     if message is None:
         assert resolve_head(str(head), chunk_length, frames) == head
@@ -120,7 +120,7 @@ def test_the_head_chooses_the_chunk_length(
     tmp_path: Path, facts: dict[str, object], chosen: int | str | None, expected: int | str | None
 ) -> None:
     head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(8), head, facts)
+    save_head(MLPClassifier(8), head, facts)
     config = RunConfig(chunk_length=chosen, head=str(head))
     require_head(config)
     assert chunk_rule_of(config) == expected

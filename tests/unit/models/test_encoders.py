@@ -6,8 +6,8 @@ import torch
 
 from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.contig_head import load_contig_head
 from virnuc_core.models.encoders import mean_pool
+from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import Family, ResolvedPrecision
 
@@ -35,10 +35,10 @@ def test_vectors_and_scores_in_bf16_are_those_in_fp32() -> None:
             found.append(model.embed(ids, model.build_layout(cu_seqlens, "sdpa")))
     for exact, close in zip(*vectors.values(), strict=True):
         assert 0.9995 < torch.cosine_similarity(exact, close).min() < 1
-    head = load_contig_head(BUNDLED_HEADS["tiny"])
+    head = load_head(BUNDLED_HEADS["tiny"])
     sizes_of_rows = torch.tensor([[100, 500]]).expand(len(exact), 2)
     exact_p, close_p = (
-        head.score_rows(torch.cat(found, dim=1), sizes_of_rows)[0][:, 1] for found in vectors.values()
+        head.score_rows(torch.cat(found, dim=1), sizes_of_rows)["scores"][:, 1] for found in vectors.values()
     )
     torch.testing.assert_close(close_p, exact_p, rtol=0, atol=0.02)
 

@@ -15,7 +15,6 @@ from virnuc_core.inference.events import GpuSample, LaneReport
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.run_json import RunReport, lane_row, write_report
 from virnuc_core.results.tables import TableCounts
-from virnuc_core.settings import settings_given
 from virnuc_core.versions import installed_version
 
 
@@ -66,10 +65,7 @@ def test_what_the_document_and_the_summary_say() -> None:
         contigs_virus=1, contigs_other=1, contigs_unscored=1,
     )  # fmt: skip
     slow = replace(PLAN, warnings=("Triton is not installed.",))
-    with settings_given({"precision": "flag --precision"}):
-        run = replace(run_of([report()]), plan=slow, counts=counts)
-    assert run.document["settings_from"] == {"precision": "flag --precision"}
-    assert run_of([]).document["settings_from"] is None
+    run = replace(run_of([report()]), plan=slow, counts=counts)
     assert run.document["warnings"] == ("Triton is not installed.",)
     assert run.document["notes"] == ["Triton is not installed."]
     for line in (

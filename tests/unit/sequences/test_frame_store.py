@@ -162,9 +162,7 @@ def test_names_are_made_harmless_and_unique(
     assert not list(store.folder.glob("*/"))
 
 
-@pytest.mark.parametrize(
-    ("name", "written"), [("=in\x1b.fa", "=in%1B.fa"), ("gen\udce8me.fa", "gen%ED%B3%A8me.fa")]
-)
+@pytest.mark.parametrize(("name", "written"), [("=in\x1b.fa", "=in%1B.fa")])
 def test_hostile_file_names_and_rejected_records(tmp_path: Path, name: str, written: str) -> None:
     path = tmp_path / name
     path.write_text(">=1\n!!!!\n>ok\nACGTACGT\n", encoding="utf-8")

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from tasks.progress import LaneProgress, current_progress
-from virnuc_cli.terminal import BarProgress, LineProgress, terminal
+from virnuc_cli.terminal import BarProgress, LineProgress, progress_bars, terminal
 
 
 def lane(done: int, total: int = 100, number: int = 0) -> LaneProgress:
@@ -27,12 +27,13 @@ def test_lines_are_few_and_the_last_one_is_there(capsys: pytest.CaptureFixture[s
 
 def test_bars_show_every_lane_until_it_is_done() -> None:
     screen = io.StringIO()
-    with BarProgress(Console(file=screen, force_terminal=True, width=120)) as bars:
+    with progress_bars(Console(file=screen, force_terminal=True, width=120)) as shown:
+        bars = BarProgress(shown)
         bars.stage("embed")
         bars.lane(lane(10))
         bars.lane(lane(20, number=1))
         bars.lane(lane(50))
-        bars._bars.refresh()
+        shown.refresh()
         assert all(text in screen.getvalue() for text in ("embed", "lane 0 cpu", "lane 1 cpu"))
         bars.lane(lane(100))
         screen.seek(0)
