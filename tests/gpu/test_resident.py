@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -85,18 +83,6 @@ def test_a_call_takes_nothing_of_its_surroundings() -> None:
         with torch.cuda.stream(stream), torch.autocast("cuda", torch.bfloat16), torch.device("cuda"):
             np.testing.assert_array_equal(model.embed(sequences), expected)
             assert torch.cuda.current_stream() == stream
-
-
-def test_threads_share_all_devices() -> None:
-    parts = [made_sequences("esm2", 300 + 10 * number, seed=number) for number in range(8)]
-    with Embedder(MODELS["esm2"], devices="0") as model:
-        expected = [model.embed(part) for part in parts]
-    threads_before = set(threading.enumerate())
-    with Embedder(MODELS["esm2"]) as model, ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(model.embed, parts))
-    for vectors, wanted in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(vectors, wanted)
-    assert set(threading.enumerate()) <= threads_before
 
 
 def test_shards_of_one_call_are_spread_over_all_devices() -> None:

@@ -11,12 +11,10 @@ import pytest
 from virnuc_core.files import (
     atomic_path,
     from_json,
-    is_scratch,
     iter_temporaries,
     make_private,
     parse_object,
     remove_temporaries,
-    scratch_folder,
     temporary_name,
     write_private,
     write_text,
@@ -45,18 +43,6 @@ def test_content_and_then_name_are_on_the_disk(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError, match="missing"):
         write_text(tmp_path / "missing" / "table.tsv", "")
-
-
-def test_only_scratch_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = list[int]()
-    monkeypatch.setattr(os, "fsync", synced.append)
-    with scratch_folder() as folder:
-        write_text(folder / "table.tsv", "")
-        assert not synced
-        write_text(tmp_path / "table.tsv", "")
-    assert len(synced) == 2
-    assert not folder.exists()
-    assert not is_scratch(folder / "table.tsv")
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -69,20 +69,6 @@ def test_ids_of_any_range(store: FrameStore) -> None:
         store.frame_chunk[0] = 1
 
 
-def test_the_longest_stretches_of_chunks_and_where_they_begin(tmp_path: Path) -> None:
-    gene = "TAA" + "GCC" * 20 + "TAA"
-    store = build(tmp_path, fasta({**SEQUENCES, "gene": gene}), frames="longest")
-    assert store.meta.frames == "longest"
-    assert store.frame_ids(0, store.num_frames) == [
-        *("long_chunk_1F1", "long_chunk_1F2", "long_chunk_2F1", "long_chunk_2F2"),
-        *("gene_chunk_1F2", "gene_chunk_1R1"),
-    ]
-    assert store.frame_start.tolist() == [0, 1, 0, 1, 1, 0]
-    assert store.dna is not None
-    assert store.dna.to_strings()[4:] == [gene[1:64], "TTA" + "GGC" * 20 + "TTA"]
-    assert build(tmp_path, fasta({"open": "GCCGCC"})).frame_start.tolist() == [0, 1, 2, 0, 1, 2]
-
-
 @pytest.mark.parametrize("alphabet", ["dna", "protein"])
 def test_whole_sequences_are_stored_once(tmp_path: Path, alphabet: Alphabet) -> None:
     store = build(tmp_path, ">a\nACGU\n>b x\nggg\n", None, alphabet)
