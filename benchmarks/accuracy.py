@@ -18,11 +18,12 @@ from benchmarks.forward import machine
 from benchmarks.reports import Json, command_of, options_of, print_and_write
 from virnuc_core.doctor.comparison import cosines
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import write_plan
 from virnuc_core.inference.planning import make_plan
+from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.inference.shard import iter_shard_results
-from virnuc_core.results.contig_scores import contig_head_of, score_contigs
+from virnuc_core.models.scores import ScoredRows
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
@@ -42,23 +43,23 @@ def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str
     is_bundled = config.esm_model == config.dnabert_model == "tiny"  # there is a head for these alone
     plan = make_plan(config, store, "predict" if is_bundled else "embed", (device,))
     write_plan(folder.plan, plan)
-    run_lane(folder, range(len(plan.shards)), device)
+    LocalLanes((device,), in_processes=True).compute(folder)
     shards = [result for _, result in iter_shard_results(folder, plan)]
 
     def joined(name: str) -> npt.NDArray[Any]:
         return np.concatenate([getattr(shard, name) for shard in shards])
 
     found = {name: joined(name) for name in ("dna", "protein") if getattr(shards[0], name) is not None}
-    if (head := contig_head_of(plan)) is not None:
-        codes = joined("codes")
-        scores = score_contigs(
-            head,
-            lambda begin, end: codes[begin:end],
-            store.frame_chunk,
-            store.chunk_record,
-            store.num_records,
+    if plan.head is not None:
+        values = {name: joined(name) for name in ("scores", "codes")}
+        rows = ScoredRows(
+            read=lambda name, begin, end: values[name][begin:end],
+            chunk=store.frame_chunk,
+            contig=store.chunk_record,
+            num_contigs=store.num_records,
         )
-        found |= {"frame": joined("scores")[:, 1], "chunk": scores.p_chunk, "contig": scores.p_contig}
+        scores = load_planned_head(plan.head).score_contigs(rows)
+        found |= {"frame": values["scores"][:, 1], "chunk": scores.p_chunk, "contig": scores.p_contig}
     return found
 
 

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -37,10 +36,10 @@ from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded
-from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.events import GpuSample, LaneEvent, LaneReport, ModelsLoaded
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.nvidia_smi import query_gpus
-from virnuc_core.inference.plan import PlannedModel, RunPlan, write_plan
+from virnuc_core.inference.plan import PlannedModel, write_plan
 from virnuc_core.inference.planning import make_plan, plan_models
 from virnuc_core.inference.shard import sum_counters
 from virnuc_core.models.attention import PackedLayout
@@ -273,7 +272,7 @@ def measure_end_to_end(case: Json, config: RunConfig, devices: tuple[str, ...], 
             store = build_frame_store([fasta], folder.frames, None, alphabet)
             plan = make_plan(config, store, "embed", devices)
             write_plan(folder.plan, plan)
-            lanes = _run_lanes(folder, plan, devices)
+            lanes = _run_lanes(folder, devices)
         seconds.append(max(lane_seconds for _, lane_seconds in lanes))
         loads.append(max(report.load_seconds for report, _ in lanes))
         counters = sum_counters(shard.counters for report, _ in lanes for shard in report.shards)
@@ -296,26 +295,18 @@ def measure_end_to_end(case: Json, config: RunConfig, devices: tuple[str, ...], 
     }
 
 
-def _run_lanes(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[tuple[LaneReport, float]]:
+def _run_lanes(folder: RunFolder, devices: tuple[str, ...]) -> list[tuple[LaneReport, float]]:
     """Computes all shards; report and seconds of work of each lane."""
-    assigned = assign_shards(plan, range(len(plan.shards)), len(devices))
+    times: dict[int, list[float]] = {}
 
-    def work(lane: int) -> tuple[LaneReport, float]:
-        times: list[float] = []
+    def observe(event: LaneEvent) -> None:
+        if isinstance(event, ModelsLoaded):
+            times[event.lane] = []
+        if not isinstance(event, GpuSample):
+            times.setdefault(event.lane, []).append(time.perf_counter())
 
-        def on_event(event: LaneEvent) -> None:
-            if isinstance(event, ModelsLoaded):
-                times.clear()
-            times.append(time.perf_counter())
-
-        number = len(assigned)
-        report = run_lane(
-            folder, assigned[lane], devices[lane], lane=lane, num_lanes=number, on_event=on_event
-        )
-        return report, times[-1] - times[0]
-
-    with ThreadPoolExecutor(len(assigned)) as threads:
-        return list(threads.map(work, range(len(assigned))))
+    reports = LocalLanes(devices, observe, in_processes=True).compute(folder)
+    return [(report, times[report.lane][-1] - times[report.lane][0]) for report in reports]
 
 
 def machine(device: str) -> Json:

@@ -20,7 +20,7 @@ from benchmarks.forward import machine
 from benchmarks.reports import Json, command_of, options_of, print_and_write
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.catalogue import find_entries
-from virnuc_core.models.classifier import MLPClassifier, save_classifier
+from virnuc_core.models.heads import MLPClassifier, save_head
 
 CONTIG_CODONS = 3333
 STOPS = ("TAA", "TAG", "TGA")
@@ -71,7 +71,7 @@ def main() -> None:
         folder = Path(scratch)
         fasta, head = folder / "made.fa", folder / "head.safetensors"
         write_genes(fasta, 100 * arguments.mbp)
-        save_classifier(MLPClassifier(width), head)
+        save_head(MLPClassifier(width), head)
         flags = ["--chunk-length", "500", "--head", str(head)]
         flags += ["--esm-model", f"random:{arguments.esm_model}"]
         flags += ["--dnabert-model", f"random:{arguments.dnabert_model}"]

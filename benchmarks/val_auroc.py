@@ -15,7 +15,6 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.regions import predict, read_classes, read_rows
 from benchmarks.reports import Json, command_of, options_of, print_and_write
-from virnuc_core.results.tables import SCORED
 from virnuc_core.training.metrics import KnownCalls, measure
 
 CHUNK_LENGTHS = (500, 300)
@@ -25,7 +24,7 @@ def measure_chunks(rows: list[dict[str, str]], class_of: dict[str, str]) -> Json
     """Metrics of the rows of predictions.tsv, given the class of each contig."""
     names = [class_of[row["contig"]] for row in rows]
     class_names, classes = np.unique(names, return_inverse=True)
-    is_scored = np.array([row["status"] == SCORED for row in rows])
+    is_scored = np.array([row["status"] == "scored" for row in rows])
     calls = KnownCalls(
         is_viral=np.array(names) == "viral",
         is_called=np.array([row["call"] == "virus" for row in rows]),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Four heartbeats of prefect.yaml.
 WINDOW_SECONDS: Final = 240.0
-PULSE_SECONDS: Final = 60.0
 
 _HEARTBEAT: Final = "prefect.flow-run.heartbeat"
 _PULSE: Final = "virnuc.worker.pulse"
@@ -44,7 +43,7 @@ class SteadyServer:
         return silent if now - self._since > self._window else []
 
 
-async def crash_lost_runs(worker: str, window: float = WINDOW_SECONDS, every: float = PULSE_SECONDS) -> None:
+async def crash_lost_runs(worker: str, window: float = WINDOW_SECONDS, every: float = 60.0) -> None:
     """Marks runs without a heartbeat for `window` seconds as Crashed; looks every `every` seconds until cancelled.
 
     Only while the server has answered, and received this worker's own events, for as long.

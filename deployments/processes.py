@@ -18,12 +18,9 @@ from virnuc_core.files import make_private, open_lock, try_lock
 
 # Before a restart; the last one repeats.
 RESTART_DELAYS_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-# After this uptime, the delays start over.
-HEALTHY_SECONDS: Final = 60.0
 # Prefect's workers give the runs that they stop 30 s to end.
 GRACE_SECONDS: Final = 45.0
 _POLL_SECONDS: Final = 0.1
-_LOG_LINES: Final = 15
 
 # Reads a pipe that nothing is written to: it closes when this process ends, even by SIGKILL. Then the process group
 # of the program gets SIGTERM, and SIGKILL in the end.
@@ -71,7 +68,8 @@ async def keep_running(program: Program) -> None:
             code = await group.wait()
             if not program.keep_children:
                 group.send(signal.SIGKILL)
-            deaths = 1 if time.monotonic() - started > HEALTHY_SECONDS else deaths + 1
+            # After this uptime, the delays start over.
+            deaths = 1 if time.monotonic() - started > 60.0 else deaths + 1
             ended = f"{program.name} ended with exit code {code}"
             if program.max_restarts is not None and deaths > program.max_restarts:
                 raise VirnucError(f"{ended}, {deaths} times in a row. {_last_lines(program.log)}")
@@ -175,5 +173,5 @@ def only_one(lock: Path, complaint: str) -> Iterator[None]:
 
 
 def _last_lines(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    lines = log.read_text(errors="replace").splitlines()[-15:]
     return "\n".join([f"The end of {log}:", *lines])

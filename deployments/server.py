@@ -49,7 +49,6 @@ POOLS: Final[Mapping[str, Pool]] = {
     ),
 }
 
-_EVENTS_PAGE_SIZE: Final = 50  # the server's maximum
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +149,8 @@ def quarantines() -> list[Quarantine]:
     with connect() as client:
         names = {worker.name for worker in _workers(client, online)}
         about_slots = EventFilter(event=EventNameFilter(prefix=[SLOT_EVENTS]))
-        page = client.read_events(about_slots, limit=_EVENTS_PAGE_SIZE)
+        # the server's maximum
+        page = client.read_events(about_slots, limit=50)
         events = list(page.events)
         while page.next_page:
             page = client.read_events_page(str(page.next_page))

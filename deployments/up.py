@@ -34,8 +34,6 @@ from virnuc_core.env_config import value_of
 from virnuc_core.errors import UsageError
 from virnuc_core.files import make_private, write_private
 
-# The first start creates a database, possibly on a slow or busy machine.
-_START_TIMEOUT_SECONDS: Final = 180.0
 # Restarts of a server in a row; after that, the end of its log helps more than another try.
 _MAX_RESTARTS: Final = 3
 _POLL_SECONDS: Final = 0.2
@@ -133,7 +131,8 @@ async def _register() -> None:
 def _register_here() -> None:
     from deployments.register import NightlyChoice, register
 
-    register(NightlyChoice(), wait_timeout=_START_TIMEOUT_SECONDS)
+    # The first start creates a database, possibly on a slow or busy machine.
+    register(NightlyChoice(), wait_timeout=180.0)
 
 
 def _access(stack: Stack) -> dict[str, str]:

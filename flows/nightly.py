@@ -57,8 +57,6 @@ from virnuc_core.settings import (
 PREDICT_DEPLOYMENT: Final = "predict/on-demand"
 # Name of the final state of a nightly run, of type COMPLETED, that automations.yaml waits for.
 FILES_REJECTED: Final = "FilesRejected"
-# Runs of a file that may crash in one night, as when their host dies.
-_MAX_CRASHES: Final = 3
 
 _log = logging.getLogger(__name__)
 
@@ -215,7 +213,8 @@ class PoolFiles:
                         is_own = run is None or self._own_tag in run.tags
                         crashes[file.sha256] += state.is_crashed()
                         is_lost = state.is_crashed() or (state.is_cancelled() and not is_own)
-                        if is_lost and crashes[file.sha256] < _MAX_CRASHES:
+                        # Runs of a file that may crash in one night, as when their host dies.
+                        if is_lost and crashes[file.sha256] < 3:
                             _log.warning("%s: another run is begun: %s", file.path.name, state)
                             at_work[self._begin_or_join(runs, file)] = file
                         else:

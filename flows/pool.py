@@ -11,6 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,20 +23,21 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from flows import CPU_POOL, GPU_POOL
-from flows.lanes import plan_journal_name
+from flows.lanes import lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
-from tasks.local_lanes import WatchedLanes, lane_journal_name
 from tasks.pool_runs import ONLINE, PoolRun, PoolRuns
-from tasks.stages import awaiting_storage, find_pending
+from tasks.progress import LaneRows, current_progress
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.files import make_folder, write_text
-from virnuc_core.inference.events import GpuSample, LaneFailed, LaneStarted, ShardDone
+from virnuc_core.inference.events import GpuSample, LaneFailed, LaneReport, LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail, error_of
-from virnuc_core.inference.launcher import lane_timeout
+from virnuc_core.inference.lane_process import lane_timeout
+from virnuc_core.inference.lanes import warn_of_mixed_hardware
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
-from virnuc_core.inference.shard import missing_shards
+from virnuc_core.inference.shard import missing_shards, pending_shards, remove_shard_temporaries
+from virnuc_core.retries import retrying
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import LaneSettings, RunConfig
 
@@ -171,7 +173,7 @@ class Backlog:
         )
 
 
-class PoolLanes(WatchedLanes):
+class PoolLanes:
     """As many lanes as the work needs, each of about `lane_minutes`, queued for the workers.
 
     Devices "cpu" are those of the pool virnuc-cpu. Devices "auto" are those of virnuc-gpu, unless it never had a worker
@@ -235,7 +237,7 @@ class PoolLanes(WatchedLanes):
                 while not (ended := runs.poll()):
                     runs.end_overdue()
                 tail = JournalTail(folder.lane_journal(plan_journal_name(run_id)))
-                events = [entry.event for entry in tail.read_new()]
+                events = tail.read_new()
                 for event in events:
                     if isinstance(event, LaneStarted):
                         self.devices_of_host = event.devices_of_host
@@ -251,13 +253,14 @@ class PoolLanes(WatchedLanes):
                 _log.warning("the planning failed and is tried again in %.0f s: %s", delay, reason)
         return read_plan(folder.plan)
 
-    def work(self, folder: RunFolder, watch: LaneWatch) -> None:
+    def compute(self, folder: RunFolder) -> list[LaneReport]:
         """Submits lanes until no shard is missing; those that fail are tried again, elsewhere if there is another device.
 
         Raises:
             VirnucError: shards remain that could not be computed; finished ones are kept.
         """
         plan = read_plan(folder.plan)
+        watch = LaneWatch(folder, LaneRows(current_progress()))
         with PoolRuns(self._pool, self._computing, self._queue) as runs:
             work = _PoolWork(runs, watch, folder, plan, self.device)
             num_slots = self.devices_of_host * runs.count_workers()
@@ -265,8 +268,10 @@ class PoolLanes(WatchedLanes):
             backlog = Backlog([shard.cost for shard in plan.shards], pending, self._lane_seconds, first)
             while work.submit_waiting(backlog, num_slots):
                 work.attend(backlog)
-            if missing := awaiting_storage(missing_shards, folder, pending):
+            if missing := retrying("the list of shards", partial(missing_shards, folder, pending)):
                 raise backlog.error(len(missing))
+        warn_of_mixed_hardware(watch.reports)
+        return watch.reports
 
 
 class _PoolWork:
@@ -307,7 +312,10 @@ class _PoolWork:
         self._runs.stop(others)
         taken = {shard for lane in self._lanes.values() for shard in lane.shards}
         first = max((lane.number for lane in self._lanes.values()), default=-1) + 1
-        return find_pending(self._folder, taken), first
+        every = retrying("the search for finished shards", partial(pending_shards, self._folder, self._plan))
+        pending = tuple(shard for shard in every if shard not in taken)
+        remove_shard_temporaries(self._folder, pending)
+        return pending, first
 
     def submit_waiting(self, backlog: Backlog, num_slots: int) -> bool:
         """Submits as many lanes as may wait; returns whether any wait or are at work then."""
@@ -345,7 +353,7 @@ class _PoolWork:
         starts = [self._watch.start(name) for name, run_id in runs.items() if run_id in self._lanes]
         if backlog.is_hopeless({start.place for start in starts if start}, len(self._lanes) + len(retries)):
             every = range(len(self._plan.shards))
-            raise backlog.error(len(awaiting_storage(missing_shards, self._folder, every)))
+            raise backlog.error(len(self._missing(every)))
         self._submit(retries)
 
     def _take_back(self, run_id: UUID, state: State[Any], backlog: Backlog) -> Lane | None:
@@ -353,7 +361,7 @@ class _PoolWork:
         lane = self._lanes.pop(run_id)
         name = lane_journal_name(lane.number, run_id)
         self._watch.leave(name)
-        missing = awaiting_storage(missing_shards, self._folder, lane.shards)
+        missing = self._missing(lane.shards)
         if not missing:
             return None
         start, (kind, reason) = self._watch.start(name), _reason(self._watch.failure(name), state)
@@ -361,6 +369,9 @@ class _PoolWork:
         what = f"is tried again in {retry.delay:.0f} s" if retry else "is set aside until the others are done"
         _log.warning("lane %d failed and %s: %s", lane.number, what, reason)
         return retry
+
+    def _missing(self, shards: Iterable[int]) -> tuple[int, ...]:
+        return retrying("the list of shards", partial(missing_shards, self._folder, shards))
 
     def _submit(self, lanes: Sequence[Lane]) -> None:
         runs = [

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tasks.artifacts import add_run_tag, in_flow
-from tasks.local_lanes import LocalLanes, WatchedLanes
 from tasks.pages.markdown import size
-from tasks.progress import current_progress
+from tasks.progress import FlowProgress, LaneRows, current_progress
 from tasks.publishing import flow_tags, run_tags
 from tasks.run_entries import Entry, run_entry
-from tasks.stages import RunSteps
+from tasks.stages import FlowSteps
 from tasks.tracking import end_runs, start_tracking, track
 from virnuc_core.env_config import ignored_variables
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import resolve_devices
+from virnuc_core.inference.lanes import LocalLanes
+from virnuc_core.pipeline import Lanes, Steps
 from virnuc_core.remote import file_name, output_path
 from virnuc_core.settings import LaneSettings
 
@@ -62,7 +63,7 @@ def labelled_name() -> str:
     return run_title(str(flow_run.flow_name), files.paths)
 
 
-def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> WatchedLanes:
+def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> Lanes:
     """Finds the devices or the pool for a run before any work is done.
 
     Raises:
@@ -75,21 +76,19 @@ def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> WatchedLanes:
         from flows.pool import PoolLanes
 
         return PoolLanes(where, devices)
-    if not in_flow():
-        return LocalLanes(resolve_devices(devices))
-    from flows.lanes import embed_lane
-
-    return LocalLanes(resolve_devices(devices), embed_lane)
+    # The process of a flow answers Prefect meanwhile.
+    progress = FlowProgress() if in_flow() else current_progress()
+    return LocalLanes(resolve_devices(devices), LaneRows(progress), in_processes=in_flow())
 
 
 @contextmanager
 def recording(
     folder: Path, out: str, where: LaneSettings, entry: Callable[[], Entry] | None = None
-) -> Iterator[RunSteps]:
+) -> Iterator[Steps]:
     """The steps of a run in `folder`, which is logged in MLflow at the end of the block, by default as `run_entry`."""
     if where.project:
         add_run_tag(f"virnuc.project:{where.project}")
-    steps = RunSteps(
+    steps = (FlowSteps if in_flow() else Steps)(
         on_step=lambda name: current_progress().stage(name),
         run_as="flow" if in_flow() else "process",
         labels={"mode": where.mode, "project": where.project},

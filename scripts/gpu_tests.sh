@@ -32,9 +32,9 @@ part() {
 # Tests of memory stay together, one after another.
 part engine tests/gpu/test_engine.py tests/gpu/test_resident.py tests/gpu/test_lanes.py tests/gpu/test_device.py &
 engine=$!
-part models tests/gpu/test_models.py tests/gpu/test_doctor.py tests/gpu/test_benchmark.py tests/gpu/test_batch_mates.py &
+part models tests/gpu/test_models.py tests/gpu/test_doctor.py tests/gpu/test_batch_mates.py &
 models=$!
-part kernels tests/gpu/test_kernels.py &
+part kernels tests/unit/models/kernels/test_kernels.py &
 kernels=$!
 
 failed=0

@@ -41,7 +41,6 @@ BY_ANOTHER: Final = "another nightly run computed it"
 _RESULTS_NAME: Final = re.compile(r".+-([0-9a-f]{12})")
 # This many characters of four bytes, a dash and the hash still fit in the 255 bytes of a file name.
 _MAX_STEM: Final = 60
-_SECONDS_BETWEEN_SAVES: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +169,7 @@ class DigestCache:
             if file.reason_to_wait(0.0):
                 return entry[2]  # being written: the digest matches no snapshot
         self._used[name] = entry
-        if time.monotonic() - self._saved_at > _SECONDS_BETWEEN_SAVES:
+        if time.monotonic() - self._saved_at > 10.0:
             self._save({**self._known, **self._used})
         return entry[2]
 

@@ -1,11 +1,17 @@
 """Progress of a run, for whoever shows it; quick to import."""
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from tasks.artifacts import ProgressArtifact
+
+if TYPE_CHECKING:  # imports HDF5
+    from virnuc_core.inference.events import LaneEvent
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +52,47 @@ class LoggedProgress:
             progress.rows_done,
             progress.rows_total,
         )
+
+
+class FlowProgress(LoggedProgress):
+    """Progress as log lines, and as a bar of each lane on the page of the current flow run."""
+
+    def __init__(self) -> None:
+        self._bars: dict[int, ProgressArtifact] = {}
+
+    def lane(self, progress: LaneProgress) -> None:
+        """Updates the lane's bar."""
+        super().lane(progress)
+        if progress.lane not in self._bars:
+            title = f"Lane {progress.lane} on {progress.device}"
+            self._bars[progress.lane] = ProgressArtifact(f"virnuc-lane-{progress.lane}", title)
+        self._bars[progress.lane].update(100 * progress.rows_done / max(1, progress.rows_total))
+
+
+class LaneRows:
+    """An observer of a run's lanes that counts the rows of finished shards, and passes progress on."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lanes: dict[int, LaneProgress] = {}
+
+    def __call__(self, event: "LaneEvent") -> None:
+        """Takes the next event of any lane."""
+        from virnuc_core.inference.events import LaneStarted, ShardDone
+
+        before = self._lanes.get(event.lane)
+        if isinstance(event, LaneStarted):
+            done = before.rows_done if before else 0
+            device = event.device if event.host == socket.gethostname() else event.place
+            progress = LaneProgress(
+                lane=event.lane, device=device, rows_done=done, rows_total=done + event.rows
+            )
+        elif isinstance(event, ShardDone) and before:
+            progress = replace(before, rows_done=before.rows_done + event.rows)
+        else:
+            return
+        self._lanes[event.lane] = progress
+        self._progress.lane(progress)
 
 
 # A context variable, since Prefect records every parameter of a flow.

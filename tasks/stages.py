@@ -1,25 +1,11 @@
-"""The stages of a run: in a flow as Prefect tasks, else as calls with the same retries."""
+"""The steps of a run as Prefect tasks."""
 
-import logging
-import socket
-import threading
-import time
-from collections.abc import Callable, Collection
-from functools import cached_property, update_wrapper, wraps
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from tasks.artifacts import ProgressArtifact, in_flow
-from virnuc_core import pipeline
-from virnuc_core.errors import StorageLostError, VirnucError, is_retryable
-from virnuc_core.inference import launcher
-from virnuc_core.inference.events import LaneEvent, ShardDone
-from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.plan import Kind, RunPlan, read_plan
-from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.shard import missing_shards, pending_shards, remove_shard_temporaries
-from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.settings import RunConfig
+from virnuc_core.pipeline import Steps
+from virnuc_core.retries import DELAYS_SECONDS, is_repeated, translate_os_errors
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -28,174 +14,36 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# All of them for storage that is away, the first three for other errors that may go away.
-RETRY_DELAYS_SECONDS: Final = [2.0, 10.0, *[60.0] * 10]
-_MAX_RETRIES: Final = 3
 
-_log = logging.getLogger(__name__)
+class FlowSteps(Steps):
+    """Steps that are Prefect tasks, retried in the same way as others."""
 
-# Set while this process is being stopped: no retries then.
-stopping: Final = threading.Event()
+    def call(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls a step as a task without parameters, since Prefect would walk through all that a plan or a table holds."""
+        return as_task(step.__name__, partial(step, *args, **kwargs))()
 
 
-class Resumable(Generic[P, R]):
-    """A function that finds finished work on disk: in a flow a Prefect task, else a call that is retried in the same way.
+def as_task(name: str, call: Callable[[], R]) -> "Task[[], R]":
+    """A task that finds finished work on disk: nothing is cached or persisted, and a retry calls it again."""
+    from prefect import task
+    from prefect.cache_policies import NO_CACHE
 
-    Nothing is cached or persisted: a retry calls it again, and it resumes. Only transient errors are retried, those of
-    storage for 10 minutes. OSError becomes `StorageError`.
-    """
+    @task(
+        name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=len(DELAYS_SECONDS),
+        retry_delay_seconds=list(DELAYS_SECONDS),
+        retry_condition_fn=retry_if_transient,
+    )
+    def step() -> R:
+        with translate_os_errors():
+            return call()
 
-    def __init__(self, function: Callable[P, R], name: str | None = None) -> None:
-        update_wrapper(self, function)
-        self._function = function
-        self._name = name or function.__name__
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls it, until it succeeds or fails for good."""
-        if in_flow():
-            return self.task(*args, **kwargs)
-        tries = 1
-        while True:
-            try:
-                return self.fn(*args, **kwargs)
-            except (VirnucError, MemoryError) as error:
-                if not _is_retried(self._name, error, tries) or stopping.wait(
-                    RETRY_DELAYS_SECONDS[tries - 1]
-                ):
-                    raise
-            tries += 1
-
-    def fn(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls it once."""
-        with pipeline.translate_os_errors():
-            return self._function(*args, **kwargs)
-
-    @cached_property
-    def task(self) -> "Task[P, R]":
-        """The Prefect task."""
-        from prefect import task
-        from prefect.cache_policies import NO_CACHE
-
-        make_task = task(
-            name=self._name,
-            cache_policy=NO_CACHE,
-            persist_result=False,
-            retries=len(RETRY_DELAYS_SECONDS),
-            retry_delay_seconds=RETRY_DELAYS_SECONDS,
-            retry_condition_fn=retry_if_transient,
-        )
-
-        @wraps(self._function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return self.fn(*args, **kwargs)
-
-        return make_task(call)
+    return step
 
 
 def retry_if_transient(task: "Task[..., Any]", run: "TaskRun", state: "State[Any]") -> bool:
     """Whether a failed task is retried; says so."""
     error = state.result(raise_on_failure=False)
-    return isinstance(error, BaseException) and _is_retried(task.name, error, run.run_count)
-
-
-def _is_retried(name: str, error: BaseException, tries: int) -> bool:
-    most = len(RETRY_DELAYS_SECONDS) if isinstance(error, StorageLostError) else _MAX_RETRIES
-    if stopping.is_set() or not is_retryable(error) or tries > most:
-        return False
-    _log.warning("%s is tried again in %.0f s: %s", name, RETRY_DELAYS_SECONDS[tries - 1], error)
-    return True
-
-
-def awaiting_storage(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Calls a function of the run's files, again for 10 minutes while the storage is away; it is no task.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
-    delays = iter(RETRY_DELAYS_SECONDS)
-    while True:
-        try:
-            with pipeline.translate_os_errors():
-                return read(*args, **kwargs)
-        except StorageLostError as error:
-            if (delay := next(delays, None)) is None:
-                raise
-            _log.warning("waiting %.0f s for the run's folder: %s", delay, error)
-            time.sleep(delay)
-
-
-class RunSteps(pipeline.Steps):
-    """Steps that are retried: in a flow as Prefect tasks."""
-
-    def call(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls a step as a task without parameters, since Prefect would walk through all that a plan or a table holds."""
-
-        def call_step() -> R:
-            return step(*args, **kwargs)
-
-        return Resumable(call_step, step.__name__)()
-
-
-@Resumable
-def plan(
-    folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, ...], token: str | None = None
-) -> RunPlan:
-    """Writes the plan, or checks that the one in the folder is of the same run; `token` as for `open_plan`."""
-    return open_plan(config, FrameStore.open(folder.frames), kind, devices, folder, token)
-
-
-@Resumable
-def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, ...]:
-    """Returns the shards that are missing or damaged; quarantines the damaged ones.
-
-    Shards in `taken` are being computed and left out; temporary files of other, killed lanes are removed.
-    """
-    stopping.clear()
-    pending = tuple(shard for shard in pending_shards(folder, read_plan(folder.plan)) if shard not in taken)
-    remove_shard_temporaries(folder, pending)
-    return pending
-
-
-@Resumable
-def compute_shards(
-    folder: RunFolder, shards: tuple[int, ...], device: str, lane: int, num_lanes: int, journal: LaneJournal
-) -> None:
-    """Computes shards on a device, and raises the lane's errors; called again, it skips finished ones.
-
-    In a process of its own, unless `computes_here`.
-    """
-    left = missing_shards(folder, shards)
-    if not left:
-        return
-    planned = read_plan(folder.plan).shards
-    rows = {shard: planned[shard].end - planned[shard].begin for shard in shards}
-    total = sum(rows.values())
-    done = total - sum(rows[shard] for shard in left)
-    bar = ProgressArtifact(f"virnuc-lane-{lane}", f"Lane {lane} on {socket.gethostname()} {device}")
-
-    def emit(event: LaneEvent) -> None:
-        nonlocal done
-        journal.write(event)
-        if isinstance(event, ShardDone):
-            done += rows[event.shard]
-            bar.update(100 * done / total)
-
-    if computes_here(num_lanes):
-        from virnuc_core.inference.runner import LoadedModels  # slow imports
-
-        models = LoadedModels(device)
-        launcher.run_lane_here(folder, left, models, emit)
-        models.close()
-    else:
-        launcher.run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=emit)
-
-
-def computes_here(num_lanes: int) -> bool:
-    """Whether a lane is computed in this process: the only one of a run without a flow, until a GPU fails here."""
-    return num_lanes == 1 and not in_flow() and not launcher.has_lost_device()
-
-
-def end_lane_processes() -> None:
-    """Stops every lane of this process, without retries."""
-    stopping.set()
-    launcher.end_lane_processes()
+    return isinstance(error, BaseException) and is_repeated(task.name, error, run.run_count)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from itertools import chain
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
@@ -46,6 +46,7 @@ _MAX_PARAM_LENGTH: Final = 500
 Status = Literal["FAILED", "KILLED"]
 
 _log = logging.getLogger(__name__)
+_importing: Final = Lock()
 
 
 class Store:
@@ -238,7 +239,8 @@ def _import_mlflow() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    with without_collection():
+    # Of two threads that import it at once, one may see a part of it.
+    with _importing, without_collection():
         import mlflow  # noqa: F401
 
     # virnuc says itself what fails. Their lines can hold the address of the store, and with it a password.

@@ -3,58 +3,73 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from virnuc_core import env_config
+from virnuc_core.inference import lane_process
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["virnuc_core.inference.worker"])
+_CONTEXT.set_forkserver_preload(["virnuc_core.inference.lanes"])
 
 
-class ForkedContext:
-    """The part of a multiprocessing context that the launcher uses."""
+class ForkedLane:
+    """The part of a `subprocess.Popen` that a lane uses."""
 
-    def Pipe(self, duplex: bool) -> tuple[Connection, Connection]:
-        return _CONTEXT.Pipe(duplex)
+    def __init__(
+        self, connection: Connection, device: str, environment: dict[str, str], shards: int | None = None
+    ) -> None:
+        self._process = _CONTEXT.Process(target=_run, args=(environment, connection, device, shards))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid, self.kill = self._process.pid, self._process.kill
 
-    def Process(self, target: Callable[..., None], args: tuple[Any, ...], **rest: Any) -> ForkServerProcess:
-        """Inherits the variables of this process, as a spawned one does."""
-        return _CONTEXT.Process(target=_run, args=(dict(os.environ), target, args), **rest)
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> None:
+        self._process.join(timeout)
+        if self._process.is_alive():
+            raise subprocess.TimeoutExpired("lane", timeout)
 
 
 def fork_lanes(patch: pytest.MonkeyPatch) -> None:
     """Forks lanes from here on; tests/crash, tests/production and tests/unit/inference test spawned ones."""
-    get_context = multiprocessing.get_context
-    patch.setattr(
-        multiprocessing,
-        "get_context",
-        lambda method=None: ForkedContext() if method == "spawn" else get_context(method),
-    )
+    patch.setattr(lane_process, "_start", ForkedLane)
 
 
-class KilledContext(ForkedContext):
-    """Ends processes of one lane by SIGKILL, the first `times`, when they are to write one more than `num_shards`."""
+def kill_lanes(patch: pytest.MonkeyPatch, device: str, num_shards: int, times: int) -> None:
+    """Ends lanes of a device by SIGKILL, the first `times`, when they are to write one more than `num_shards`."""
+    left = times
 
-    def __init__(self, lane: int, num_shards: int, times: int) -> None:
-        self._name, self._num_shards, self._times = f"virnuc-lane-{lane}", num_shards, times
+    def start(connection: Connection, own: str, environment: dict[str, str]) -> ForkedLane:
+        nonlocal left
+        is_killed = own == device and left > 0
+        left -= is_killed
+        return ForkedLane(connection, own, environment, num_shards if is_killed else None)
 
-    def Process(
-        self, target: Callable[..., None], args: tuple[Any, ...], name: str, **rest: Any
-    ) -> ForkServerProcess:
-        if name == self._name and self._times:
-            self._times -= 1
-            target, args = _run_and_die, (self._num_shards, target, args)
-        return super().Process(target, args, name=name, **rest)
+    patch.setattr(lane_process, "_start", start)
 
 
-def _run_and_die(num_shards: int, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    def count(event: str, arguments: tuple[Any, ...]) -> None:
+def _run(environment: dict[str, str], connection: Connection, device: str, num_shards: int | None) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    env_config.reload()
+    if num_shards is not None:
+        _die_after(num_shards)
+    lane_process.serve(connection.fileno(), device)
+
+
+def _die_after(num_shards: int) -> None:
+    def count(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal num_shards
         if event == "os.rename" and "shard_" in str(arguments[1]):
             if num_shards == 0:
@@ -62,11 +77,3 @@ def _run_and_die(num_shards: int, target: Callable[..., None], args: tuple[Any, 
             num_shards -= 1
 
     sys.addaudithook(count)
-    target(*args)
-
-
-def _run(variables: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    os.environ.clear()
-    os.environ.update(variables)
-    env_config.reload()
-    target(*args)

@@ -3,17 +3,14 @@
 import io
 import json
 import struct
-import zipfile
 from typing import Any, Final
 
 import torch
 
+from tests.made_models import tokenizer
 from tests.made_pickles import archive
-from tests.made_tokenizers import tokenizer
 
 _MIB: Final = 1 << 20
-# More than a process with 2 GB can hold, in any string representation.
-_BOMB_BYTES: Final = 3 << 30
 
 HOSTILE_NAMES: Final = (
     *(
@@ -54,32 +51,6 @@ def hostile_json(key: str) -> dict[str, bytes]:
         "NUL bytes": bytes(10_000),
         **{f"value {i}": json.dumps(value).encode() for i, value in enumerate(HOSTILE_VALUES)},
         **{f"{key} {i}": json.dumps({key: value}).encode() for i, value in enumerate(HOSTILE_VALUES)},
-    }
-
-
-def odd_names(begin: bytes, end: bytes) -> dict[str, bytes]:
-    """Records with names that could harm tables, terminals or files."""
-    return {f"name {n[:12]!r}": begin + n.encode() + end for n in HOSTILE_NAMES} | {
-        "all names twice": b"".join(begin + n.encode() + end for n in HOSTILE_NAMES * 2)
-    }
-
-
-def fasta_layouts() -> dict[str, bytes]:
-    """FASTA layouts that cost time or memory."""
-    return {
-        "only line ends": b"\n" * (8 * _MIB),
-        "only carriage returns": b"\r" * (8 * _MIB),
-        "blanks before a record": b" \t\n" * (2 * _MIB) + b">a\nACGT\n",
-        "one letter a line": b">a\n" + b"A\n" * (2 * _MIB),
-        "one line": b">a\n" + b"ACGT" * (_MIB // 2),
-        "empty records": b">\n" * 50_000,
-        "records of one letter": b">a\nA\n" * 10_000,
-        "endless header": b">" * (16 * _MIB),
-        "endless comment": b"#" * (16 * _MIB) + b"\n>a\nACGT\n",
-        "comments": b"#\n" * _MIB + b">a\nACGT\n",
-        "NUL bytes": bytes(_MIB),
-        "FASTQ without line ends": b"@a" + b"A" * (16 * _MIB),
-        "surrogate in UTF-8": b">\xed\xa0\x80\nACGT\n",
     }
 
 
@@ -148,20 +119,6 @@ def torch_files(names: list[str]) -> dict[str, bytes]:
         torch.save(content, buffer)
         made[name] = buffer.getvalue()
     return made
-
-
-def compressed_archive() -> bytes:
-    """A 1 MB torch file that holds 1 GB of pickled strings."""
-    buffer = io.BytesIO()
-    with (
-        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped,
-        zipped.open("archive/data.pkl", "w") as file,
-    ):
-        file.write(b"\x80\x02")
-        block = (b"X" + struct.pack("<I", _MIB) + bytes(_MIB)) * 16
-        for _ in range(_BOMB_BYTES // len(block) // 3):
-            file.write(block)
-    return buffer.getvalue()
 
 
 def module_of_modules() -> bytes:

@@ -1,5 +1,7 @@
 """Lane reports without lanes."""
 
+from dataclasses import replace
+
 from virnuc_core.inference.events import (
     GpuSample,
     LaneEvent,
@@ -11,16 +13,16 @@ from virnuc_core.inference.events import (
     ShardDone,
     StageSeconds,
 )
-from virnuc_core.inference.lane_journal import JournalEntry
 from virnuc_core.inference.shard import ModelCounters, ShardCounters
 
 
-def at(moment: float, event: LaneEvent) -> JournalEntry:
-    return JournalEntry(time=moment, event=event)
+def at(moment: float, event: LaneEvent) -> LaneEvent:
+    return replace(event, time=moment)
 
 
 def started(lane: int = 0, host: str = "box", shards: tuple[int, ...] = (0, 1)) -> LaneStarted:
-    return LaneStarted(lane=lane, device="cuda:0", host=host, pid=1, shards=shards)
+    rows = 10 * len(shards)
+    return LaneStarted(lane=lane, device="cuda:0", host=host, pid=1, shards=shards, rows=rows)
 
 
 def loaded(lane: int = 0) -> ModelsLoaded:
@@ -36,7 +38,8 @@ def counters(frames: int = 10) -> ShardCounters:
 
 
 def done(shard: int, lane: int = 0, frames: int = 10, forward: float = 0.5) -> ShardDone:
-    return ShardDone(lane=lane, shard=shard, counters=counters(frames), seconds=StageSeconds(forward=forward))
+    seconds = StageSeconds(forward=forward)
+    return ShardDone(lane=lane, shard=shard, rows=frames, counters=counters(frames), seconds=seconds)
 
 
 def sample(utilization: float, memory_gb: float, lane: int = 0) -> GpuSample:

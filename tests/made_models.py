@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tests.made_tokenizers import make_tokenizer
+from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.runner import LoadedModels, load_planned_head
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.models.catalogue import BUNDLED_HEADS, chunk_rule_of, frames_of
+from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.models.checkpoint import (
     DNABERT,
     TOKEN_TYPE,
@@ -26,10 +27,8 @@ from virnuc_core.models.checkpoint import (
     config_sizes,
     parameter_shapes,
 )
-from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head, save_contig_head
+from virnuc_core.models.heads import ContigHead, Head, HeadSpec, MLPClassifier, save_head
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
@@ -80,9 +79,9 @@ def make_models(folder: Path) -> MadeModels:
     dnabert = folder / "dnabert"
     shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
     make_tokenizer(dnabert / "tokenizer.json")
-    models = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
-    save_contig_head(make_contig_head(WIDTH, WIDTH), models.longest_head, {})
-    return models
+    made = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
+    save_head(make_contig_head(WIDTH, WIDTH), made.longest_head, {})
+    return made
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,15 @@ class MadeRun:
     plan: RunPlan
     device: str = "cpu"
 
+    @property
+    def head(self) -> Head:
+        assert self.plan.head is not None
+        return load_planned_head(self.plan.head)
+
     def compute(self, indices: Sequence[int] | None = None) -> None:
         """Computes shards in this process, by default all."""
         chosen = range(len(self.plan.shards)) if indices is None else indices
-        run_shards(self.folder, chosen, LoadedModels(self.device), 0, lambda event: None)
+        run_shards(self.folder, chosen, LoadedModels(self.device), 0, ignore)
 
 
 def copy_of(run: MadeRun, root: Path) -> MadeRun:
@@ -109,7 +113,7 @@ def copy_of(run: MadeRun, root: Path) -> MadeRun:
 def write_results(run: MadeRun) -> None:
     """All files of a computed run except its report."""
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, head=contig_head_of(run.plan))
+    write_tables(run.folder, run.store, run.head)
 
 
 def plan_run(
@@ -203,15 +207,6 @@ def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path
     return path
 
 
-def write_other_head(path: Path) -> Path:
-    """A head for the bundled models, with other scores than their own."""
-    head = load_contig_head(BUNDLED_HEADS["tiny"])
-    for temperature in (head.chunk_temperature, head.context_temperature, head.contig_temperature):
-        temperature.mul_(1.5)
-    save_contig_head(head, path, {})
-    return path
-
-
 def make_contig_head(dna_width: int, protein_width: int, seed: int = 0) -> ContigHead:
     """Random weights; with these biases chunks and contigs get both calls on the golden models' vectors."""
     torch.manual_seed(seed)
@@ -241,3 +236,21 @@ def write_contigs(
                 sequence = NO_OPEN_FRAME
             file.write(f">contig{number % 37}\n{sequence}\n")
     return path
+
+
+def tokenizer(words: Sequence[str], merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """Byte pairs of a few DNA words, whose ids are their places; [CLS] is 1 and [SEP] 2."""
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges), unk_token="[UNK]"))
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return made
+
+
+def make_tokenizer(path: Path) -> None:
+    """Byte pairs of a few DNA words, with the ids of the published special tokens."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "A", "C", "G", "T", "AC", "GT", "AA", "ACGT"]
+    made = tokenizer(words, [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")])
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(path))

@@ -15,7 +15,7 @@ from tests.made_plans import PLAN
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, TableCounts
+from virnuc_core.results.tables import TableCounts, contig_schema, prediction_schema
 from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
@@ -105,11 +105,11 @@ def write_run(
     folder = RunFolder(root)
     rejected = list(rejected)
     for path, parquet, schema, rows in (
-        (folder.contigs, folder.contigs_parquet, CONTIG_SCHEMAS[frames], _contig_rows(contigs, frames)),
+        (folder.contigs, folder.contigs_parquet, contig_schema(frames), _contig_rows(contigs, frames)),
         (
             folder.predictions,
             folder.predictions_parquet,
-            PREDICTION_SCHEMAS[frames],
+            prediction_schema(frames),
             _chunk_rows(contigs, frames, chunk_length),
         ),
         (folder.regions, folder.regions_parquet, REGION_SCHEMA, _region_rows(contigs)),

@@ -2,15 +2,11 @@
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.parse import urlsplit
 
 import boto3
 import fsspec
@@ -22,19 +18,14 @@ class WebServer:
     """Serves files.
 
     Attributes:
-        gets: requests for content so far.
         left: requests that are still answered with content; the others are cut off in the middle.
-        pause: seconds before the content of each answer.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.headers: dict[str, str] = {}
-        self.gets = 0
         self.left = 1_000_000
-        self.pause = 0.0
         self.url = ""
-        self._open: set[Any] = set()
 
     @contextmanager
     def running(self) -> Iterator["WebServer"]:
@@ -47,9 +38,7 @@ class WebServer:
             def do_GET(self) -> None:
                 content = state.files.get(self.path.partition("?")[0])
                 self._begin(content)
-                state.gets += 1
                 state.left -= 1
-                time.sleep(state.pause)
                 self.wfile.write((content or b"")[: None if state.left >= 0 else len(content or b"") // 2])
 
             def _begin(self, content: bytes | None) -> None:
@@ -62,16 +51,7 @@ class WebServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            def process_request(self, request: Any, client_address: Any) -> None:
-                state._open.add(client_address)
-                super().process_request(request, client_address)
-
-            def process_request_thread(self, request: Any, client_address: Any) -> None:
-                super().process_request_thread(request, client_address)
-                state._open.discard(client_address)
-
-        with Server(("127.0.0.1", 0), Handler) as server:
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             self.url = f"http://127.0.0.1:{server.server_port}"
             thread = Thread(target=server.serve_forever, args=(0.02,))
             thread.start()
@@ -80,16 +60,6 @@ class WebServer:
             finally:
                 server.shutdown()
                 thread.join()
-
-    def finish_requests(self) -> None:
-        """Waits until the requests so far have been answered, those of processes that are gone, too."""
-        # Connections are accepted in their order, so this one follows all that are waiting.
-        connection = HTTPConnection(urlsplit(self.url).netloc)
-        connection.request("HEAD", "/")
-        connection.getresponse()
-        connection.close()
-        while self._open:
-            time.sleep(0.001)
 
 
 class ObjectStorage:
@@ -153,8 +123,3 @@ def storage(set_env: Callable[..., None]) -> Iterator[ObjectStorage]:
 def web() -> Iterator[WebServer]:
     with WebServer().running() as server:
         yield server
-
-
-def copies(home: Path) -> list[Path]:
-    """Complete files in the staging folder."""
-    return sorted(path for path in (home / "staging").rglob("*") if path.is_file() and path.name[0] != ".")

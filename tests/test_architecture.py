@@ -31,7 +31,7 @@ BROAD_EXCEPT = {
     "tasks/tracking.py:_raising_storage_lost": "MLflow's clients of stores raise the errors of their own libraries",
     "tasks/tracking.py:_draw": "a figure is not worth a run, whatever is wrong with it",
     "virnuc_core/remote.py:_errors_of": "each kind of object storage raises the errors of its own libraries",
-    "virnuc_core/inference/launcher.py:_lane_main": "the end of a process: its failure goes to the parent",
+    "virnuc_core/inference/lane_process.py:_answer": "the end of a process: its failure goes to the parent",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

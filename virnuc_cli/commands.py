@@ -61,7 +61,7 @@ def _body(name: str) -> Callable[..., Answer]:
     from virnuc_core.versions import log_version_warnings
 
     if shutil.which("nvidia-smi"):
-        from virnuc_core.inference.launcher import prepare_for_gpus
+        from virnuc_core.inference.lane_process import prepare_for_gpus
 
         prepare_for_gpus()  # before the imports, which take seconds, so that Triton hashes itself meanwhile
     hide_secrets_in_logs()

@@ -104,7 +104,6 @@ def _show_all(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
         ctx.exit()
 
 
-_FRESH: Final = "Start over: keep nothing of an earlier run."
 _HELP_ALL: Final = click.Option(
     ["--help-all"],
     is_flag=True,
@@ -189,7 +188,9 @@ def command(
         for model in models:
             made += setting_options(resolve_name(f"virnuc_core.settings:{model}"))
         if is_run:
-            made.append(click.Option(["--force"], is_flag=True, help=_FRESH))
+            made.append(
+                click.Option(["--force"], is_flag=True, help="Start over: keep nothing of an earlier run.")
+            )
         if answers:
             made.append(click.Option(["--quiet"], is_flag=True, help="Only warnings and errors."))
             made.append(

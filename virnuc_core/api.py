@@ -19,7 +19,7 @@ from virnuc_core import pipeline
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import scratch_folder
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.resident import ResidentModels
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.models.catalogue import require_head, require_known_model
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.remote import output_path
@@ -114,7 +114,7 @@ class _Resident:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._models = ResidentModels(resolve_devices(config.devices))
+        self._lanes = LocalLanes(resolve_devices(config.devices), keep=True)
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +124,7 @@ class _Resident:
 
     def close(self) -> None:
         """Frees the memory of the devices, after calls of other threads have ended; later calls are a UsageError."""
-        self._models.close()
+        self._lanes.close()
 
 
 class Embedder(_Resident):
@@ -160,7 +160,7 @@ class Embedder(_Resident):
             return np.empty((0, open_checkpoint(self._name, self._family).spec.embedding_dim), np.float32)
         with scratch_folder() as root:
             fasta = _write_fasta(root / "sequences.fa", ((str(i), text) for i, text in enumerate(sequences)))
-            return pipeline.embed_vectors([fasta], root / "run", self._config, self._models)
+            return pipeline.embed_vectors([fasta], root / "run", self._config, self._lanes)
 
 
 class Predictor(_Resident):
@@ -191,7 +191,7 @@ class Predictor(_Resident):
         keeping = nullcontext(out) if out is not None else scratch_folder()
         with keeping as root, _files(source) as inputs:
             folder = RunFolder(output_path(str(root)))
-            report = pipeline.predict(inputs, str(root), self._config, self._models, force=force)
+            report = pipeline.predict(inputs, str(root), self._config, self._lanes, force=force)
             return Predictions(
                 contigs=_read_table(folder.contigs),
                 chunks=_read_table(folder.predictions),

@@ -29,8 +29,6 @@ HDF5_ERRORS: Final = (
     ArithmeticError,
     MemoryError,
 )
-_MAX_CHUNK_BYTES: Final = 1 << 22
-_MAX_ROW_BYTES: Final = 1 << 16
 CHECKSUM_SUFFIX: Final = "_sha256"
 _CHECKSUM: Final = f"attributes{CHECKSUM_SUFFIX}"
 
@@ -94,7 +92,7 @@ def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Da
     if dataset.chunks and dataset.size:
         num_chunks = prod(map(ceil, np.divide(dataset.shape, dataset.chunks)))
         is_stored = dataset.id.get_num_chunks() == num_chunks
-    is_bounded = chunk_bytes <= _MAX_CHUNK_BYTES and prod(dataset.shape[1:]) * itemsize <= _MAX_ROW_BYTES
+    is_bounded = chunk_bytes <= (1 << 22) and prod(dataset.shape[1:]) * itemsize <= 1 << 16
     if dataset.external or dataset.is_virtual or not is_stored or not is_bounded:
         raise ValueError(f"{name!r} is larger in memory than in the file")
     return dataset

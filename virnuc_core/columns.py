@@ -1,4 +1,4 @@
-"""Columns of byte strings: one buffer with offsets instead of a list of Python objects."""
+"""Array types, and columns of byte strings: one buffer with offsets instead of a list of Python objects."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
 
 
+Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 UInt8 = npt.NDArray[np.uint8]
 
 

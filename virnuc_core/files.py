@@ -206,7 +206,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
         ValueError: it is not JSON, is nested too deeply, or is not an object.
     """
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_int=_integer)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict):
@@ -214,13 +214,19 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
     return document
 
 
+def _integer(digits: str) -> int:
+    if len(digits) > 100:
+        raise ValueError("it holds a number that is too large")
+    return int(digits)
+
+
 def from_json(kind: type[Record], values: object) -> Record:
     """Converts parsed JSON to a dataclass of numbers, strings, Literals, tuples and dataclasses, each or None.
 
-    Fields with defaults may be missing; numbers are finite.
+    Fields with defaults may be missing.
 
     Raises:
-        ValueError: a field, which is named, is missing, unknown or of another type.
+        ValueError: a field is missing, unknown, of another type, or not finite.
     """
     try:
         adapter = _list_adapter(kind)  # type: ignore[arg-type]
@@ -228,7 +234,7 @@ def from_json(kind: type[Record], values: object) -> Record:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"][1:]))
-        raise ValueError(f"{place!r:.80}: {first['msg']}") from error
+        raise ValueError(f"{place:.80}: {first['msg']}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return record

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.errors import storage_error
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import index_inputs
+from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.inference.shard import (
     ShardCounters,
     iter_shard_results,
@@ -26,7 +26,6 @@ from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.run_json import RunAs, RunReport, write_report
 from virnuc_core.results.run_opening import (
     is_embeddings_file,
@@ -37,6 +36,7 @@ from virnuc_core.results.run_opening import (
     require_replaceable,
 )
 from virnuc_core.results.tables import TableCounts, write_tables
+from virnuc_core.retries import retrying, translate_os_errors
 from virnuc_core.run_folder import EMBED_SUFFIX, EVALUATED_RUN, RunFolder, run_folder_of
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
@@ -69,7 +69,7 @@ def _log_step(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Calls the steps of one attempt at a run and times them; subclasses choose how a step is called.
+    """Calls the steps of one attempt at a run and times them; a subclass may call them in another way.
 
     Attributes:
         on_step: called with the name of each step before it starts.
@@ -94,8 +94,8 @@ class Steps:
         return self.timed(step.__name__, lambda: self.call(step, *args, **kwargs))
 
     def call(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls a step once."""
-        return step(*args, **kwargs)
+        """Calls a step until it succeeds or fails for good."""
+        return retrying(step.__name__, lambda: step(*args, **kwargs))
 
     def timed(self, name: str, work: Callable[[], R]) -> R:
         """Calls what lanes do: they repeat their own failed work."""
@@ -315,7 +315,8 @@ def aggregate(folder: RunFolder, out: Path) -> ShardCounters:
 def classify(folder: RunFolder) -> TableCounts:
     """Classifies chunks and contigs from the scores, and writes the tables."""
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
-    return write_tables(folder, store, plan.threshold, contig_head_of(plan), plan.fdr)
+    assert plan.head is not None
+    return write_tables(folder, store, load_planned_head(plan.head), plan.threshold, plan.fdr)
 
 
 def fit(
@@ -391,12 +392,3 @@ def _report(
 def _opened(root: Path, inputs: Sequence[str], *, force: bool) -> Iterator[RunFolder]:
     with translate_os_errors(), open_run_folder(root, force=force, inputs=inputs) as folder:
         yield folder
-
-
-@contextmanager
-def translate_os_errors() -> Iterator[None]:
-    """Translates OSErrors of the block into `StorageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error) from error

@@ -20,6 +20,8 @@ FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
     "open": "open reading frames",
     "longest": "longest stop-free stretches",
 }
+# Confidence in a call.
+Tier = Literal["confident", "likely", "unsure"]
 # Chunk length in bp, or as in `CHUNKS_BY_RECORD`; see `chunk_steps`.
 ChunkRule = int | str
 # What --chunk-length auto means for the longest stretches: each record is cut by its own length, into chunks of 500 bp below
@@ -87,3 +89,48 @@ class InputFile:
     name: str
     size: int
     sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameKind:
+    """What follows from what is embedded of a chunk, for runs and their files.
+
+    Attributes:
+        chunk_rule: how records are cut for a head that states no chunk length.
+        is_calibrated: whether heads give probabilities of contigs that a false discovery rate can be promised from.
+        takes_bf16: whether "auto" precision may be bf16 on the CPU; VirNucPro's frames are scored as VirNucPro does.
+        missing: status of a chunk without a row.
+        call_column: column of the contigs' table that contigs are called from.
+        chunk_columns: further columns of the table of chunks.
+        contig_columns: further columns of the table of contigs.
+        row_datasets: further datasets of the embeddings file.
+        head_datasets: further datasets of the embeddings file, by a head.
+    """
+
+    chunk_rule: ChunkRule
+    is_calibrated: bool
+    takes_bf16: bool
+    missing: str
+    call_column: str
+    chunk_columns: tuple[str, ...] = ()
+    contig_columns: tuple[str, ...] = ()
+    row_datasets: tuple[str, ...] = ()
+    head_datasets: tuple[str, ...] = ()
+
+
+FRAME_KINDS: Final[dict[FrameRule, FrameKind]] = {
+    "open": FrameKind(
+        chunk_rule=500, is_calibrated=False, takes_bf16=False, missing="no_open_frame", call_column="mean_p"
+    ),
+    "longest": FrameKind(
+        chunk_rule=CHUNKS_BY_RECORD,
+        is_calibrated=True,
+        takes_bf16=True,
+        missing="no_stretch",
+        call_column="p_virus",
+        chunk_columns=("class",),
+        contig_columns=("p_virus", "class", "novelty"),
+        row_datasets=("starts", "sizes"),
+        head_datasets=("codes",),
+    ),
+}

@@ -13,8 +13,8 @@ from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.memory import to_device
+from virnuc_core.training.contigs import COVERAGE
 from virnuc_core.training.fit import fit_contig_temperature, fit_temperature
-from virnuc_core.training.novelty import COVERAGE
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]

@@ -19,8 +19,8 @@ from virnuc_core.models.checkpoint import (
     config_sizes,
     read_weights,
 )
-from virnuc_core.models.contig_head import load_contig_head, save_contig_head
 from virnuc_core.models.encoders import Encoder
+from virnuc_core.models.heads import load_head, save_head
 from virnuc_core.models.hub import SUMS_NAME, write_sums
 from virnuc_core.specs import ModelSpec
 
@@ -46,7 +46,7 @@ def export(network: Network, tokenizer: Path, folder: Path, settings: dict[str, 
         write_sums(folder / name, (path for path in (folder / name).iterdir() if path.name != SUMS_NAME))
     head = folder / _HEAD
     head.parent.mkdir(exist_ok=True)
-    save_contig_head(network.head, head, {"training": settings})
+    save_head(network.head, head, {"training": settings})
     write_sums(head.parent, head.parent.glob("*.safetensors"))
 
 
@@ -55,7 +55,7 @@ def load_exported(network: Network, folder: Path) -> None:
     for name, encoder in ((_ESM2, network.esm2), (_DNABERT, network.dnabert)):
         checkpoint = Checkpoint.open(folder / name, encoder.spec.family, name=name)
         encoder.load_state_dict(read_weights(checkpoint, "cpu", torch.float32))
-    state = load_contig_head(folder / _HEAD).state_dict()
+    state = load_head(folder / _HEAD).state_dict()
     # Fitted again to what the training gives.
     del state["centroids"], state["novelty_limit"]
     network.head.load_state_dict(state, strict=False)

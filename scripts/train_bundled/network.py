@@ -17,8 +17,8 @@ from scripts.train_bundled.data import SPECIAL_TOKENS, DeviceChunks, DeviceToken
 from scripts.train_bundled.genomes import CLASSES, NUM_VIRUS
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.contig_head import ContigHead, HeadSpec
 from virnuc_core.models.encoders import ESM2, DnabertS, Encoder, mean_pool
+from virnuc_core.models.heads import ContigHead, HeadSpec
 from virnuc_core.models.memory import to_device
 from virnuc_core.specs import ModelSpec
 from virnuc_core.training.contigs import ContigBatch, LossWeights, head_losses

@@ -46,8 +46,7 @@ from scripts.train_bundled.network import DNABERT_SPEC, Network
 from scripts.train_bundled.novelty import embed_genomes
 from scripts.train_bundled.relatives import relatives
 from virnuc_core.batching.tokenizers import DnabertTokenizer
-from virnuc_core.training.contigs import ContigBatch, ContigSampler, LossWeights, make_batch
-from virnuc_core.training.novelty import fit_novelty
+from virnuc_core.training.contigs import ContigBatch, ContigSampler, LossWeights, fit_novelty, make_batch
 
 Int64 = npt.NDArray[np.int64]
 

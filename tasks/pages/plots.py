@@ -10,8 +10,7 @@ from virnuc_core.files import atomic_path
 from virnuc_core.inference.events import LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.inference.plan import read_plan
-from virnuc_core.results.report.reading import iter_batches
-from virnuc_core.results.report.totals import BINS, histogram
+from virnuc_core.results.report.reading import BINS, histogram, iter_batches
 from virnuc_core.results.run_json import speeds
 from virnuc_core.run_folder import RunFolder
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 # Seconds (Unix time) and value.
 Curve = Sequence[tuple[float, float]]
 
-_MAX_NAMED_CURVES: Final = 10
-_MANY_SECONDS: Final = 180.0
 _VIRUS_COLOUR: Final = "#c8553d"
 _OTHER_COLOUR: Final = "#588b8b"
 
@@ -50,9 +47,9 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
     """Sequences per second over time, one line per lane; many lanes have no legend."""
     moments = [moment for _, curve in lanes for moment, _ in curve]
     begin, end = min(moments, default=0.0), max(moments, default=0.0)
-    unit, seconds = ("minutes", 60) if end - begin >= _MANY_SECONDS else ("seconds", 1)
+    unit, seconds = ("minutes", 60) if end - begin >= 180.0 else ("seconds", 1)
     figure, axes = new_figure("Throughput of the lanes", unit, "sequences/s")
-    is_named = len(lanes) <= _MAX_NAMED_CURVES
+    is_named = len(lanes) <= 10
     style = {"marker": "o", "markersize": 3} if is_named else {"linewidth": 0.6, "alpha": 0.6}
     for name, curve in lanes:
         times = [(moment - begin) / seconds for moment, _ in curve]
@@ -81,16 +78,16 @@ def run_figures(folder: RunFolder) -> "Iterator[tuple[str, Figure]]":
 
 def _speeds_of_lane(journal: Path) -> tuple[str, Curve] | None:
     """A lane's name, and the speed of each shard of its last process."""
-    entries = JournalTail(journal).read_new()
-    starts = [place for place, entry in enumerate(entries) if isinstance(entry.event, LaneStarted)]
+    events = JournalTail(journal).read_new()
+    starts = [place for place, event in enumerate(events) if isinstance(event, LaneStarted)]
     if not starts:
         return None
-    last = entries[starts[-1]].event
+    last = events[starts[-1]]
     assert isinstance(last, LaneStarted)
     curve = [
-        (entry.time, speeds(entry.event.counters, entry.event.seconds.forward)["sequences_per_second"])
-        for entry in entries[starts[-1] :]
-        if isinstance(entry.event, ShardDone)
+        (event.time, speeds(event.counters, event.seconds.forward)["sequences_per_second"])
+        for event in events[starts[-1] :]
+        if isinstance(event, ShardDone)
     ]
     return f"lane {last.lane} on {last.place}", curve
 

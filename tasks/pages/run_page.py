@@ -64,7 +64,7 @@ def packing_rows(report: RunReport) -> list[dict[str, str | float]]:
 
 
 def speed_rows(report: RunReport, folder: RunFolder) -> list[dict[str, str | float]]:
-    """One row per lane: device, speed, and its log file."""
+    """One row per lane: device, speed, and in a pool its log file."""
     return [
         {
             "lane": row["lane"],
@@ -80,7 +80,7 @@ def speed_rows(report: RunReport, folder: RunFolder) -> list[dict[str, str | flo
             },
             "load s": row["load_seconds"],
             "all s": row["seconds"],
-            "log": str(folder.lane_log(lane.journal).resolve()),
+            **({"log": str(folder.lane_log(lane.journal).resolve())} if lane.journal else {}),
         }
         for lane, row in zip(report.lanes, report.lane_rows, strict=True)
     ]

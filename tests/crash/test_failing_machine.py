@@ -13,7 +13,7 @@ from tests.made_models import MadeRun
 from virnuc_cli.main import main
 from virnuc_core.errors import LaneError, StorageError, storage_error
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
-from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.lane_process import LaneProcess
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.shard import pending_shards
 
@@ -55,8 +55,8 @@ def test_a_folder_that_vanishes(run: MadeRun) -> None:
         if isinstance(event, ShardDone):
             shutil.rmtree(run.folder.root, ignore_errors=True)
 
-    with pytest.raises(OSError, match=r"shard_|plan\.json") as caught:
-        run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=remove)
+    with LaneProcess("cpu") as lane, pytest.raises(OSError, match=r"shard_|plan\.json") as caught:
+        lane.run(run.folder, range(len(run.plan.shards)), 0, remove)
     assert "It was taken away while it was in use" in str(storage_error(caught.value))
 
 
@@ -68,8 +68,8 @@ def test_a_frame_store_that_is_cut_while_it_is_read(run: MadeRun, contigs: Path)
         if isinstance(event, ModelsLoaded):
             os.truncate(column, 0)
 
-    with pytest.raises(LaneError, match=r"SIGBUS .*a file of the run was cut short"):
-        run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=cut)
+    with LaneProcess("cpu") as lane, pytest.raises(LaneError, match=r"SIGBUS .*a file of the run was cut"):
+        lane.run(run.folder, range(len(run.plan.shards)), 0, cut)
     index_inputs(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
     assert column.read_bytes() == whole
 

@@ -1,6 +1,5 @@
 """SIGKILL during a run; after resuming, every file is byte-identical to that of an undisturbed run."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,25 +13,24 @@ from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.errors import LaneError
 from virnuc_core.files import temporary_name
 from virnuc_core.inference.events import LaneEvent, ShardDone
-from virnuc_core.inference.launcher import run_lane
-from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
+from virnuc_core.inference.lane_process import LaneProcess
+from virnuc_core.inference.lanes import LocalLanes
+from virnuc_core.inference.shard import remove_shard_temporaries
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 
 # Runs a lane and reports finished shards, so that its parent can kill it.
 PARENT = """
-import multiprocessing, sys
+import sys
 from pathlib import Path
-from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.events import LaneStarted
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.inference.plan import read_plan
 
 def tell(event):
-    print(multiprocessing.active_children()[0].pid, flush=True)
+    print(event.pid if isinstance(event, LaneStarted) else type(event).__name__, flush=True)
 
-if __name__ == "__main__":
-    folder = RunFolder(Path(sys.argv[1]))
-    run_lane(folder, range(len(read_plan(folder.plan).shards)), "cpu", on_event=tell)
+LocalLanes(("cpu",), tell, in_processes=True).compute(RunFolder(Path(sys.argv[1])))
 """
 
 
@@ -45,10 +43,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory, models: MadeModels, conti
 
 def finish(run: MadeRun) -> dict[str, bytes]:
     """Resumes the run like a second call of the command; returns the bytes of every file."""
-    run_lane(run.folder, pending_shards(run.folder, run.plan), "cpu")
+    LocalLanes(("cpu",), in_processes=True).compute(run.folder)
     remove_shard_temporaries(run.folder, range(len(run.plan.shards)))
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store)
+    write_tables(run.folder, run.store, run.head)
     files = [path for path in run.folder.root.rglob("*") if path.is_file() and "damaged" not in path.name]
     return {str(path.relative_to(run.folder.root)): path.read_bytes() for path in files}
 
@@ -71,11 +69,10 @@ def test_kill_the_lane(run: MadeRun, expected: dict[str, bytes], shards_before: 
         if isinstance(event, ShardDone):
             done.append(event.shard)
         if len(done) == shards_before:
-            for process in multiprocessing.active_children():
-                process.kill()
+            lane.kill()
 
-    with pytest.raises(LaneError, match="was ended by SIGKILL") as caught:
-        run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=kill)
+    with LaneProcess("cpu") as lane, pytest.raises(LaneError, match="was ended by SIGKILL") as caught:
+        lane.run(run.folder, range(len(run.plan.shards)), 0, kill)
     assert caught.value.retryable
     kept = {index for index in done if run.folder.shard(index).exists()}
     assert kept == set(done)
@@ -89,17 +86,20 @@ def test_kill_the_lane(run: MadeRun, expected: dict[str, bytes], shards_before: 
     assert times == {index: run.folder.shard(index).stat().st_mtime_ns for index in kept}
 
 
-def test_kill_the_parent(run: MadeRun, expected: dict[str, bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_kill_the_parent(
+    run: MadeRun, expected: dict[str, bytes], tmp_path: Path, how: signal.Signals
+) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, str(script), str(run.folder.root)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        [*_, lane] = [int(parent.stdout.readline()) for _ in range(3)]
-        parent.send_signal(signal.SIGKILL)
+        lane, *_ = [parent.stdout.readline() for _ in range(3)]
+        parent.send_signal(how)
     deadline = time.monotonic() + 20
-    while not is_gone(lane):
+    while not is_gone(int(lane)):
         assert time.monotonic() < deadline, "the lane outlived its parent"
         time.sleep(0.05)
     assert finish(run) == expected

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.end_to_end.conftest import CommandLine
 from tests.made_hub import running_hub
@@ -42,14 +44,23 @@ def test_a_model_is_pulled_carried_and_used(virnuc: CommandLine, tmp_path: Path)
     weights = bytearray(repository["model.safetensors"])
     weights[-2] ^= 1
     home, carried = tmp_path / "hf", tmp_path / "carried"
-    repositories = dict.fromkeys((REPO, "lab/mine", "lab/damaged"), repository)
+    other_forms = {"pytorch_model.bin": b"the same again", "tf_model.h5": b"the same again"}
+    repositories = dict.fromkeys((REPO, "lab/mine", "lab/damaged"), repository | other_forms)
+    torch.save(load_file(made / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    weights_in_torch = (tmp_path / "pytorch_model.bin").read_bytes()
+    repositories["lab/bin"] = {
+        "config.json": repository["config.json"],
+        "pytorch_model.bin": weights_in_torch,
+    }
+    repositories["lab/nothing"] = {"README.md": b"no weights"}
     with running_hub(repositories, COMMIT, {"lab/damaged/model.safetensors": bytes(weights)}) as hub:
-        pulled, mine, damaged = models(
+        pulled, mine, damaged, in_torch, nothing, absent = models(
             home,
             hub,
             ("pull", "8M", "--to", carried),
             ("pull", "esm2:lab/mine"),
             ("pull", "esm2:lab/damaged", "--to", tmp_path / "not_made"),
+            *(("pull", f"esm2:lab/{name}") for name in ("bin", "nothing", "absent")),
         )
     assert pulled[0] == mine[0] == 0, (pulled, mine)
     [[model], [same]] = pulled[1]["pulled"], mine[1]["pulled"]
@@ -63,20 +74,27 @@ def test_a_model_is_pulled_carried_and_used(virnuc: CommandLine, tmp_path: Path)
     assert "is not what the model hub says" in damaged[1]["error"]
     assert f"Delete {home}/hub/models--lab--damaged and run" in damaged[1]["error"]
     assert not (tmp_path / "not_made").exists()
+    assert in_torch[1]["pulled"][0]["revision"] == COMMIT
+    assert (nothing[0], absent[0]) == (4, 4)
+    assert "lab/nothing on the model hub holds no model*.safetensors" in nothing[1]["error"]
+    assert "lab/absent cannot be fetched from the model hub (RepositoryNotFoundError:" in absent[1]["error"]
     with running_hub({LARGER.source.repo: repository}, LARGER.source.revision) as hub:
         [(code, other)] = models(home, hub, ("pull", "35M"))
     assert code == 4
     assert "its num_layers is 6 instead of 12" in other["error"]
 
     nowhere = "http://127.0.0.1:9"
-    (_, listed), again, absent = models(home, nowhere, ("list",), ("pull", "8M"), ("pull", "650M"))
+    offline = (("list",), ("pull", "8M"), ("pull", "esm2:lab/bin"), ("pull", "650M"))
+    (_, listed), again, cached, absent = models(home, nowhere, *offline)
+    assert cached[1]["pulled"][0]["revision"] == COMMIT
     [found] = [each for each in listed["models"] if each["name"] == "8M"]
     assert (found["here"], found["location"]) == ("hub cache", model["location"])
     assert found["disk_bytes"] == sum(map(len, repository.values()))
     assert again[0] == 0
     assert again[1]["pulled"][0]["fingerprint"] == model["fingerprint"]
     assert absent[0] == 4
-    assert "hf download facebook/esm2_t33_650M_UR50D" in absent[1]["error"]
+    command = "hf download facebook/esm2_t33_650M_UR50D --revision [0-9a-f]{40} --local-dir DIR"
+    assert re.search(f"    {command}\nthen give DIR as the model", absent[1]["error"])
 
     # The other machine has only the folder.
     check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
@@ -95,18 +113,6 @@ def test_a_copy_is_made_once(virnuc: CommandLine, tmp_path: Path) -> None:
     (new / "dnabert_tiny").rename(tmp_path / "there")
     (new / "esm2_tiny").rename(new / "dnabert_tiny")
     virnuc.refused(2, "is in the way and is not this model", "models", "pull", "dnabert:tiny", "--to", new)
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "message"),
-    [
-        ("tiny", 2, "give esm2:tiny or dnabert:tiny"),
-        ("650", 4, "there is no model 650"),
-        ("tests", 2, "is a path"),
-    ],
-)
-def test_what_cannot_be_pulled(name: str, code: int, message: str, virnuc: CommandLine) -> None:
-    virnuc.refused(code, message, "models", "pull", name)
 
 
 def test_the_catalogue_for_a_person(virnuc: CommandLine) -> None:

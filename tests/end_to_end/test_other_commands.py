@@ -1,6 +1,5 @@
 """Commands without a flow (frames, score, inspect), and the command line itself."""
 
-import gzip
 from pathlib import Path
 
 import click
@@ -11,14 +10,6 @@ import torch
 from tests.end_to_end.conftest import CommandLine, rows
 from tests.made_models import GOLDEN, MadeModels
 from virnuc_cli.main import cli
-
-
-def test_frames_are_those_of_the_original(virnuc: CommandLine, tmp_path: Path) -> None:
-    golden, out = GOLDEN / "frames", tmp_path / "frames.tsv"
-    result = virnuc.done("frames", golden / "input.fa.gz", "--chunk-length", 500, "--out", out, "--json")
-    assert out.read_bytes() == gzip.decompress((golden / "expected_500.tsv.gz").read_bytes())
-    assert result.document["counts"]["frames"] == len(rows(out)) - 1
-    assert "rejected" not in result.document
 
 
 def test_frames_says_which_records_it_has_left_out(
@@ -36,19 +27,6 @@ def test_frames_says_which_records_it_has_left_out(
     fasta.write_text(">a\nQQQQEFILP\n")
     virnuc.refused(3, str(rejected), "frames", fasta, *command)
     assert len(rows(rejected)) == 2
-
-
-def test_output_never_replaces_an_input(virnuc: CommandLine, tmp_path: Path) -> None:
-    source, link = tmp_path / "a.fa", tmp_path / "link"
-    source.write_text(">a\nACGTACGTAAACCC\n")
-    link.symlink_to(source)
-    for command in (
-        ("embed", link, "--model", "dnabert:tiny", "--force", "--out", source),
-        ("score", source, "--head", "none.pth", "--out", link),
-        ("score", "none.h5", "--head", link, "--out", source),
-    ):
-        virnuc.refused(2, "is the input", *command)
-        assert source.read_text() == ">a\nACGTACGTAAACCC\n"
 
 
 def test_features_of_virnucpro_are_scored(virnuc: CommandLine, tmp_path: Path) -> None:
@@ -84,7 +62,6 @@ def test_score_and_inspect_what_predict_has_left(
     (run / "embeddings.h5").write_bytes((run / "embeddings.h5").read_bytes()[:-50])
     damaged = virnuc("inspect", run, "--json")
     assert (damaged.code, damaged.document["intact"]) == (4, False)
-    virnuc.refused(3, "none", "inspect", tmp_path / "none")
 
 
 def test_unexpected_errors_and_those_of_the_disk_are_one_line_unless_debugging(

@@ -29,11 +29,10 @@ from prefect.states import Completed, Crashed, Failed, Pending, Running, Schedul
 from deployments.processes import interruptible
 from deployments.register import NightlyChoice, register
 from flows import pool
-from flows.lanes import embed_lane, plan_run
+from flows.lanes import embed_lane, lane_journal_name, plan_run
 from flows.pool import PoolLanes
 from flows.recording import choose_lanes
 from tasks import pool_runs
-from tasks.local_lanes import LocalLanes, lane_journal_name
 from tests.made_lanes import done
 from tests.made_models import MadeModels
 from virnuc_core.env_config import reload
@@ -48,6 +47,7 @@ from virnuc_core.errors import (
 from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import LaneJournal
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import Shard, read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.run_folder import RunFolder
@@ -87,16 +87,14 @@ def planned(root: str, contigs: str, config: RunConfig, mode: str) -> None:
     Path(root).mkdir()
     folder = RunFolder(Path(root))
     index_inputs(folder, [contigs], config.chunk_length, "dna")
-    lanes = (
-        PoolLanes(LaneSettings(mode="pool"), ("cpu",)) if mode == "pool" else LocalLanes(("cpu",), embed_lane)
-    )
+    lanes = PoolLanes(LaneSettings(mode="pool"), ("cpu",)) if mode == "pool" else LocalLanes(("cpu",))
     lanes.plan(folder, config, "predict")
 
 
 @flow
 def computed(root: str, mode: str) -> list[LaneReport]:
     where = LaneSettings(mode="pool", lane_minutes=A_SHARD_A_LANE, priority="urgent")
-    lanes = PoolLanes(where, ("cpu",)) if mode == "pool" else LocalLanes(("cpu",), embed_lane)
+    lanes = PoolLanes(where, ("cpu",)) if mode == "pool" else LocalLanes(("cpu",))
     return lanes.compute(RunFolder(Path(root)))
 
 
@@ -135,7 +133,8 @@ def starting(run: FlowRun, host: str) -> Iterator[LaneJournal]:
     folder, lane = RunFolder(Path(run.parameters["folder"])), run.parameters["lane"]
     set_state(run, Running())
     path = folder.lane_journal(lane_journal_name(lane, run.id))
-    start = LaneStarted(lane=lane, device="cpu", host=host, pid=1, shards=tuple(run.parameters["shards"]))
+    shards = tuple(run.parameters["shards"])
+    start = LaneStarted(lane=lane, device="cpu", host=host, pid=1, shards=shards, rows=len(shards))
     try:
         with LaneJournal(path) as journal, journal.recording_failure(lane):
             journal.write(start)

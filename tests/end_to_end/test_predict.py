@@ -21,7 +21,7 @@ RESULTS = {
     *("contigs.parquet", "contigs.tsv", "embeddings.h5", "predictions.parquet", "predictions.tsv"),
     *("prediction_results.txt", "prediction_results_highestscore.csv", "regions.bed", "regions.fa.gz"),
     *("regions.gff3", "regions.parquet", "regions.tsv", "rejected.tsv", "report.html"),
-    *("viral_contigs.fa.gz", "virnuc_mqc.json", "run.json", "plan.json", "frames", "lanes", "shards"),
+    *("viral_contigs.fa.gz", "virnuc_mqc.json", "run.json", "plan.json", "frames", "shards"),
 }
 STAGES = ["index", "plan", "embed", "validate", "aggregate", "classify", "publish"]
 
@@ -101,7 +101,6 @@ def test_another_threshold_reuses_the_shards(
     assert json.loads((run / "run.json").read_text())["threshold"] == strict["threshold"] == 0.999
     assert strict["counts"]["viral_chunks"] < before["counts"]["viral_chunks"]
     virnuc.done("inspect", run)
-    virnuc.refused(2, "threshold", *command, "--threshold", 1.5)
 
 
 def test_contigs_are_called_at_a_promised_rate(
@@ -110,28 +109,18 @@ def test_contigs_are_called_at_a_promised_rate(
     run = tmp_path / "run"
     command = ("predict", contigs, "--out", run, *models.flags)
     virnuc.refused(2, "head.safetensors gives none", *command, "--fdr", 0.05)
-    virnuc.refused(2, "leave out --threshold 0.9, or --fdr", *command, "--fdr", 0.05, "--threshold", 0.9)
-    virnuc.refused(2, "fdr", *command, "--fdr", 1)
     assert not run.exists()
 
     command = (*command, "--head", models.longest_head)
     plain = virnuc.done(*command, "--json").document
     assert (plain["fdr"], plain["sample"]["fdr"], plain["sample"]["threshold"]) == (None, None, 0.5)
-    usual = [row[:-1] for row in rows(run / "predictions.tsv")]  # evidence is of called contigs
     for fdr in (0.999, 1e-6):
         document = virnuc.done(*command, "--json", "--fdr", fdr).document
         assert document["shards"] == {"total": plain["shards"]["total"], "computed": 0}
         assert json.loads((run / "run.json").read_text())["sample"] == document["sample"]
         assert (document["fdr"], document["sample"]["fdr"], document["threshold"]) == (fdr, fdr, 0.5)
-        assert document["sample"]["share"] == plain["sample"]["share"]
-        threshold = document["sample"]["threshold"]
-        for row in rows(run / "contigs.tsv")[1:]:
-            assert row[8] == "unscored" or (row[8] == "virus") == (
-                threshold is not None and float(row[10]) >= threshold
-            )
         virnuc.done("inspect", run)
-    assert (document["counts"]["contigs_virus"], threshold) == (0, None)
-    assert [row[:-1] for row in rows(run / "predictions.tsv")] == usual
+    assert (document["counts"]["contigs_virus"], document["sample"]["threshold"]) == (0, None)
     assert (
         "no contig can be called for a false discovery rate of at most 0.0001 %"
         in virnuc.done(*command, "--fdr", 1e-6).out
@@ -187,35 +176,15 @@ def test_missing_and_damaged_shards_are_computed(
     virnuc.done("inspect", run)
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "words"),
-    [
-        (("--esm-model", "no/such/model/anywhere"), 4, "no/such/model/anywhere"),
-        (("--repr-layer", "7"), 2, "layer 7"),
-        (("--devices", "99"), 5, "99"),
-        (("--devices", "fast"), 2, "fast"),
-        (("--token-budget", "0"), 2, "--token-budget"),
-        (("--precision", "fp16"), 5, "fp16"),
-    ],
-)
-def test_exit_code_says_what_kind_of_error(
-    virnuc: CommandLine,
-    models: MadeModels,
-    contigs: Path,
-    tmp_path: Path,
-    flags: tuple[str, ...],
-    code: int,
-    words: str,
+def test_what_no_plan_can_be_made_of(
+    virnuc: CommandLine, models: MadeModels, contigs: Path, tmp_path: Path
 ) -> None:
-    virnuc.refused(code, words, "predict", contigs, "--out", tmp_path / "run", *models.flags, *flags)
-
-
-def test_bad_input_is_one_clear_line(virnuc: CommandLine, models: MadeModels, tmp_path: Path) -> None:
-    out = ("--out", tmp_path / "run", *models.flags)
-    assert virnuc.refused(3, "none.fa", "predict", tmp_path / "none.fa", *out).count("\n") == 1
+    command = ("predict", contigs, "--out", tmp_path / "run", *models.flags)
+    virnuc.refused(2, "layer 7", *command, "--repr-layer", 7)
+    virnuc.refused(5, "fp16", *command, "--precision", "fp16")
     unusable = tmp_path / "unusable.fa"
     unusable.write_text(">a\nEFILPQEFILPQ\n")
-    rejected = virnuc("predict", unusable, *out, "--json")
+    rejected = virnuc("predict", unusable, "--out", tmp_path / "run", *models.flags, "--force", "--json")
     assert (rejected.code, rejected.document["exit_code"]) == (3, 3)
     assert rows(tmp_path / "run" / "rejected.tsv")[1][1] == "a"
 
@@ -232,11 +201,3 @@ def test_interrupt_ends_every_process_and_says_so(models: MadeModels, tmp_path: 
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("virnuc: error: interrupted")
-
-
-@pytest.mark.slow
-def test_killed_run_leaves_no_server(models: MadeModels, contigs: Path, tmp_path: Path) -> None:
-    """The server is in the process group of the run, which must be empty soon after."""
-    with virnuc_process("predict", contigs, "--out", tmp_path / "run", *models.flags) as process:
-        wait_until((tmp_path / "run" / "frames").exists)
-        process.kill()

@@ -1,18 +1,15 @@
 """Runs whose inputs and results are at object storage."""
 
 import json
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flows.outputs import require_places
-from tests.end_to_end.conftest import CommandLine, wait_until, write_class
+from tests.end_to_end.conftest import CommandLine, write_class
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web
-from virnuc_core import api
 from virnuc_core.errors import UsageError
 from virnuc_core.remote import output_path
 
@@ -57,25 +54,6 @@ def test_predict_reads_and_writes_object_storage_and_computes_once(
     virnuc.refused(4, "input_digest: was contigs.fa", *command)
 
 
-def test_results_wait_for_storage_that_is_gone(
-    virnuc: CommandLine, models: MadeModels, contigs: Path, storage: ObjectStorage
-) -> None:
-    out = f"{storage.url}/run"
-
-    def interrupt() -> None:
-        wait_until(lambda: list(output_path(out).glob("shards/*.h5")))
-        storage.stop()
-        wait_until((output_path(out) / "run.json").exists)
-        time.sleep(3)
-        storage.start()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    virnuc.done("predict", contigs, "--out", out, *models.flags)
-    thread.join()
-    assert json.loads(storage.get("run/run.json"))["counts"]["records"] == 6
-
-
 def test_embed_writes_its_file_and_its_run(
     virnuc: CommandLine, models: MadeModels, proteins: Path, storage: ObjectStorage, web: WebServer
 ) -> None:
@@ -96,39 +74,10 @@ def test_another_runs_results_are_not_replaced(
     virnuc.done(*command, "--force")
 
 
-def test_the_python_api_takes_urls(models: MadeModels, contigs: Path, storage: ObjectStorage) -> None:
-    source = storage.put("contigs.fa", contigs.read_bytes())
-    predicted = api.predict(
-        source, out=f"{storage.url}/run", esm_model=str(models.esm2), dnabert_model=str(models.dnabert),
-        head=str(models.head),
-    )  # fmt: skip
-    assert len(predicted.contigs) == 6
-    assert "run/run.json" in storage.written
-
-
 def test_a_pool_needs_a_staging_folder_that_is_named(set_env: Callable[..., None]) -> None:
     set_env(VIRNUC_STAGING="")
     with pytest.raises(UsageError, match="VIRNUC_STAGING"):
         require_places(["s3://bucket/contigs.fa"], "/tmp/run", "pool")
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("reference://", "reference:// is of an unknown kind"),
-        ("no-such://a:key@host/x.fa", "no-such://host/x.fa is of an unknown kind"),
-        ("http://127.0.0.1:9/%2e%2e", "%2e%2e names no file"),
-        ("http://127.0.0.1:9/a%00b", "names no file"),
-    ],
-)
-def test_what_is_no_address_of_a_file(virnuc: CommandLine, url: str, message: str, tmp_path: Path) -> None:
-    assert "key" not in virnuc.refused(2, message, "predict", url, "--out", tmp_path / "run")
-
-
-def test_evaluate_says_that_it_takes_paths(virnuc: CommandLine, contigs: Path, run: Path) -> None:
-    virnuc.refused(
-        2, "is a URL", "evaluate", "--viral", "s3://bucket/contigs.fa", "--other", contigs, "--out", run
-    )
 
 
 def test_a_head_is_trained_on_files_at_urls(

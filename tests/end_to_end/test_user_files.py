@@ -1,188 +1,18 @@
-"""The user's files: a command that would lose one, or reach out of its run folder, is refused before it writes anything."""
+"""The user's files: what a command writes through, beside and over; test_refusals.py has what it does not write."""
 
 import io
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
 
 import pytest
 
-from tests.end_to_end.conftest import CommandLine, random_dna, rows
+from tests.end_to_end.conftest import CommandLine, rows
+from tests.end_to_end.test_refusals import FASTA, MINE, tree
 
-FASTA = f">a\n{random_dna(600, seed=1)}\n>bad\nEFILPQEFILPQ\n"
-MINE = "nobody else has this\n"
-VALUES = {"INPUT": FASTA, "MINE": MINE}
-CLASSES = ("--viral", "in.fa", "--other", "other.fa")
-
-# Arguments; files in the working folder, "-> TARGET" for a link; exit code; words of the message; words that are not in it.
-Case = tuple[str, Mapping[str, str], int, tuple[str, ...], tuple[str, ...]]
-REFUSED: Mapping[str, Case] = {
-    "lock is a link": ("predict in.fa --out run", {"run/.virnuc.lock": "-> ../mine"}, 2, (".virnuc.lock", "link"), ()),
-    "folder is a link, --force": (
-        "predict in.fa --out run --force",
-        {"run/shards": "-> ../elsewhere", "elsewhere/shard_00000.h5": "MINE"},
-        2,
-        ("run/shards", "link"),
-        (),
-    ),
-    "link in a folder": (
-        "predict in.fa --out run --force",
-        {"run/shards/shard_00000.h5": "-> ../../mine"},
-        2,
-        ("run/shards/shard_00000.h5", "link"),
-        (),
-    ),
-    "temporary file is a link": (
-        "predict in.fa --out run",
-        {"run/.contigs.tsv.tmp": "-> ../mine"},
-        2,
-        (".contigs.tsv.tmp", "link"),
-        (),
-    ),
-    "run folder of embed": (
-        "embed in.fa --model dnabert:tiny --out a.h5",
-        {"a.h5.run/lanes": "-> ../elsewhere", "elsewhere/notes": "MINE"},
-        2,
-        ("a.h5.run/lanes", "link"),
-        (),
-    ),
-    "input is a result": (
-        "predict viral_contigs.fa.gz --out .",
-        {"viral_contigs.fa.gz": "INPUT"},
-        2,
-        ("viral_contigs.fa.gz", "is the input"),
-        (),
-    ),
-    "input is a result, --force": (
-        "predict run/contigs.tsv in.fa --out run --force",
-        {"run/contigs.tsv": "INPUT"},
-        2,
-        ("run/contigs.tsv", "is the input"),
-        (),
-    ),
-    "input behind a link": (
-        "predict link.fa --out .",
-        {"link.fa": "-> regions.fa.gz", "regions.fa.gz": "INPUT"},
-        2,
-        ("link.fa", "is the input"),
-        (),
-    ),
-    "input in a folder of the run": (
-        "predict sequences/genbank_1.fa --out . --force",
-        {"sequences/genbank_1.fa": "INPUT"},
-        2,
-        ("sequences/genbank_1.fa", "is the input"),
-        (),
-    ),
-    "foreign tables": (
-        "predict in.fa --out .",
-        {"contigs.tsv": "MINE", "report.html": "MINE"},
-        2,
-        ("contigs.tsv", "report.html", "no run of virnuc made"),
-        ("--force",),
-    ),
-    "foreign tables, --force": (
-        "predict in.fa --out . --force",
-        dict.fromkeys(("contigs.tsv", "regions.tsv", "regions.bed", "run.json", "predictions.tsv", "report.html", "embeddings.h5"), "MINE"),
-        2,
-        ("contigs.tsv", "and 2 more"),
-        (),
-    ),
-    "foreign plan": (
-        "predict in.fa --out .",
-        {"plan.json": '{"plan": "holidays"}', "contigs.tsv": "MINE"},
-        2,
-        ("plan.json", "contigs.tsv"),
-        ("--force",),
-    ),
-    "foreign plan, --force": (
-        "predict in.fa --out . --force",
-        {"plan.json": "MINE", "contigs.tsv": "MINE"},
-        2,
-        ("plan.json", "contigs.tsv"),
-        ("--force",),
-    ),
-    "foreign shards, --force": (
-        "predict in.fa --out . --force",
-        {"shards/shard_1.h5": "MINE", "lanes": "MINE"},
-        2,
-        ("shards/shard_1.h5", "lanes"),
-        (),
-    ),
-    "foreign embeddings": (
-        "embed in.fa --model dnabert:tiny --out a.h5",
-        {"a.h5": "MINE"},
-        2,
-        ("a.h5", "no embeddings file"),
-        ("--force",),
-    ),
-    "foreign embeddings, --force": (
-        "embed in.fa --model dnabert:tiny --out a.h5 --force",
-        {"a.h5": "MINE"},
-        2,
-        ("a.h5", "no embeddings file"),
-        ("--force",),
-    ),
-    "foreign head, --force": (
-        "train --viral in.fa --other other.fa --out a.safetensors --force",
-        {"a.safetensors": "MINE", "other.fa": "INPUT"},
-        2,
-        ("a.safetensors", "no head"),
-        ("--force",),
-    ),
-    "foreign card of a head": (
-        "train --viral in.fa --other other.fa --out readme.safetensors",
-        {"readme.md": "MINE", "other.fa": "INPUT"},
-        2,
-        ("readme.md", "no run of virnuc made"),
-        (),
-    ),
-    "foreign evaluation": (
-        "evaluate --viral in.fa --other other.fa --out . --force",
-        {"evaluation.json": "MINE", "other.fa": "INPUT"},
-        2,
-        ("evaluation.json", "no run of virnuc made"),
-        (),
-    ),
-    "input is a conversion of evaluate": (
-        "evaluate --viral sequences/genbank_1.fa --other in.fa --out .",
-        {"sequences/genbank_1.fa": "INPUT"},
-        2,
-        ("sequences/genbank_1.fa", "is the input"),
-        (),
-    ),
-    "input that is not UTF-8": (
-        "predict caf\udce9.fa --out run",
-        {"caf\udce9.fa": "INPUT"},
-        2,
-        (r"caf\udce9.fa", "not UTF-8"),
-        (),
-    ),
-    "output that is not UTF-8": (
-        "predict in.fa --out caf\udce9",
-        {},
-        2,
-        (r"caf\udce9", "not UTF-8"),
-        (),
-    ),
-    "table that is not UTF-8": (
-        "frames in.fa --chunk-length 500 --out caf\udce9.tsv",
-        {},
-        2,
-        (r"caf\udce9.tsv", "not UTF-8"),
-        (),
-    ),
-    "labelled file that is not UTF-8": (
-        "train --viral in.fa caf\udce9.fa --other other.fa --out a.safetensors",
-        {"caf\udce9.fa": "INPUT", "other.fa": "INPUT"},
-        2,
-        (r"caf\udce9.fa", "not UTF-8"),
-        (),
-    ),
-}  # fmt: skip
+TABLE = ("frames", "in.fa", "--chunk-length", 500)
 
 
 @pytest.fixture(autouse=True)
@@ -191,86 +21,33 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     Path("in.fa").write_text(FASTA)
-    Path("mine").write_text(MINE)
     return folder
 
 
-def tree(folder: Path) -> dict[str, object]:
-    """Every file, link and folder, with its content."""
-    found: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        found[name] = (
-            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        )
-    return found
-
-
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_refused_before_anything_is_written(case: Case, virnuc: CommandLine, here: Path) -> None:
-    command, files, code, words, unsaid = case
-    for name, content in files.items():
-        path = here / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if content.startswith("-> "):
-            path.symlink_to(content.removeprefix("-> "))
-        else:
-            path.write_text(VALUES.get(content, content))
-    before = tree(here)
-    error = virnuc.refused(code, words[0], *command.split())
-    assert tree(here) == before
-    assert [word for word in words if word not in error] == []
-    assert [word for word in unsaid if word in error] == []
-
-
-@pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the bundled models."""
-    from virnuc_cli.main import main
-
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "in.fa").write_text(FASTA)
-    assert main(["predict", str(folder / "in.fa"), "--out", str(folder / "run"), "--quiet"]) == 0
-    return folder / "run"
-
-
-@pytest.fixture(params=["frames", "score"])
-def table(request: pytest.FixtureRequest, embedded: Path) -> tuple[object, ...]:
-    """A command that writes one table, without --out."""
-    if request.param == "frames":
-        return ("frames", "in.fa", "--chunk-length", 500)
-    head = json.loads((embedded / "plan.json").read_text())["head"]["location"]
-    return ("score", embedded / "embeddings.h5", "--head", head)
-
-
-def test_a_table_goes_through_a_pipe_and_a_device(
-    table: tuple[object, ...], virnuc: CommandLine, here: Path
-) -> None:
-    virnuc.done(*table, "--out", "table.tsv")
+def test_a_table_goes_through_a_pipe_and_a_device(virnuc: CommandLine, here: Path) -> None:
+    virnuc.done(*TABLE, "--out", "table.tsv")
     expected = Path("table.tsv").read_bytes()
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        virnuc.done(*table, "--out", "pipe")
+        virnuc.done(*TABLE, "--out", "pipe")
         assert Path("pipe").is_fifo()
         assert os.read(reader, 1 << 20) == expected
     finally:
         os.close(reader)
     Path("device").symlink_to("/dev/null")
-    virnuc.done(*table, "--out", "device")
+    virnuc.done(*TABLE, "--out", "device")
     assert os.readlink("device") == "/dev/null"
     assert Path("device").is_char_device()
     assert not [name for name in tree(here) if name.startswith((".", "pipe.", "device."))]
 
 
-def test_a_link_as_table_stays_and_its_target_is_written(
-    table: tuple[object, ...], virnuc: CommandLine, here: Path
-) -> None:
+def test_a_link_as_table_stays_and_its_target_is_written(virnuc: CommandLine, here: Path) -> None:
     Path("elsewhere").mkdir()
     Path("link.tsv").symlink_to("elsewhere/table.tsv")
-    virnuc.done(*table, "--out", "table.tsv")
+    virnuc.done(*TABLE, "--out", "table.tsv")
     for _ in range(2):  # the target is new, and there
-        virnuc.done(*table, "--out", "link.tsv")
+        virnuc.done(*TABLE, "--out", "link.tsv")
         assert os.readlink("link.tsv") == "elsewhere/table.tsv"
         assert Path("elsewhere/table.tsv").read_bytes() == Path("table.tsv").read_bytes()
     assert [path.name for path in Path("elsewhere").iterdir()] == ["table.tsv"]

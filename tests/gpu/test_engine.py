@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import CheckpointError, DeviceMemoryError
+from virnuc_core.errors import DeviceMemoryError
 from virnuc_core.inference import runner
 from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.planning import make_plan
@@ -22,7 +22,7 @@ from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import Precision, ResolvedPrecision
+from virnuc_core.specs import ResolvedPrecision
 
 pytestmark = pytest.mark.gpu
 
@@ -138,37 +138,6 @@ def test_the_gpu_says_what_the_cpu_says(
     assert all(model.fp32_batches == 0 for result in results for model in result.counters.models)
 
 
-def test_the_same_bytes_twice_and_from_the_middle(store: FrameStore) -> None:
-    plan = plan_of(store)
-    first, second = run(store, plan), run(store, plan)
-    resumed = run(store, replace(plan, shards=plan.shards[1:]))
-    for name in ("dna", "protein", "scores"):
-        np.testing.assert_array_equal(joined(first, name), joined(second, name))
-        np.testing.assert_array_equal(joined(first[1:], name), joined(resumed, name))
-    assert [result.counters for result in first] == [result.counters for result in second]
-
-
-def test_equal_sequences_are_embedded_once(store: FrameStore) -> None:
-    [result] = run(store, plan_of(store, num_shards=1))
-    assert [model.sequences for model in result.counters.models] == [NUM_DISTINCT] * 2
-    assert result.protein is not None
-    assert store.protein is not None
-    proteins = store.protein.to_strings()
-    for row in range(NUM_DISTINCT, NUM_DISTINCT + 50):
-        first = proteins.index(proteins[row])
-        np.testing.assert_array_equal(result.protein[row], result.protein[first])
-
-
-def test_half_precision_vectors_are_rounded_on_the_device(store: FrameStore) -> None:
-    plan = plan_of(store)
-    full, half = run(store, plan), run(store, replace(plan, embeddings="float16"))
-    np.testing.assert_array_equal(joined(full, "dna").astype(np.float16), joined(half, "dna"))
-    np.testing.assert_array_equal(joined(full, "scores"), joined(half, "scores"))
-    nothing = run(store, replace(plan, embeddings="none"))
-    assert all(result.dna is None and result.protein is None for result in nothing)
-    np.testing.assert_array_equal(joined(full, "scores"), joined(nothing, "scores"))
-
-
 @pytest.fixture
 def _all_memory_again() -> Iterator[None]:
     yield
@@ -217,38 +186,7 @@ def test_what_overflows_is_done_again_in_fp32(store: FrameStore, monkeypatch: py
         assert worst_cosine(joined(results, name), joined(expected, name)) >= 0.999999
 
 
-@pytest.mark.usefixtures("_all_memory_again")
-def test_the_model_in_fp32_needs_no_room_beside_the_other(
-    store: FrameStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "load_model", broken_loader(1e6))
-    config = RunConfig(chunk_length=None, esm_model="random:150M", dnabert_model=None, token_budget=8192)
-    shards = plan_of(store, num_shards=2).shards
-
-    def planned(precision: Precision) -> RunPlan:
-        plan = make_plan(config.model_copy(update={"precision": precision}), store, "embed", ("cuda:0",))
-        return replace(plan, shards=shards)
-
-    expected = joined(run(store, planned("fp32")), "protein")
-    models = loaded(planned("fp16"))
-    models.streams.free_memory()
-    half = torch.cuda.memory_reserved()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(2.6 * half / total)  # 2 for fp32 alone, 3 for both
-    results = compute(models, store, planned("fp16"))
-    assert all(model.fp32_batches == model.batches for r in results for model in r.counters.models)
-    assert worst_cosine(joined(results, "protein"), expected) >= 0.999999
-    models.streams.free_memory()
-    assert torch.cuda.memory_reserved() < 1.5 * half
-
-
 def test_memory_that_cannot_be_pinned_is_the_hosts_and_costs_the_device_nothing() -> None:
     with pytest.raises(DeviceMemoryError, match="this host could not pin"):
         empty_pinned((2**42,), torch.uint8)
     assert torch.ones(4, device="cuda:0").sum().item() == 4
-
-
-def test_what_is_not_finite_in_fp32_is_an_error(store: FrameStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "load_model", broken_loader(torch.inf))
-    with pytest.raises(CheckpointError, match=r"not finite in fp32, the first for contig\d+_chunk_1F1"):
-        run(store, plan_of(store, precision="fp16"))

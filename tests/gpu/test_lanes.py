@@ -2,17 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.forward import random_sequences, write_fasta
-from virnuc_core.env_config import reload
-from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.run_folder import RunFolder
@@ -44,29 +41,13 @@ def make_run(folder: Path, kind: str, **settings: object) -> RunFolder:
     return run
 
 
-def compute(run: RunFolder, devices: Sequence[str], indices: Sequence[int] | None = None) -> RunPlan:
-    plan = read_plan(run.plan)
-    dealt = assign_shards(plan, range(len(plan.shards)) if indices is None else indices, len(devices))
-    with ThreadPoolExecutor(len(dealt)) as threads:
-        lanes = [
-            threads.submit(run_lane, run, shards, device, lane=lane, num_lanes=len(dealt))
-            for lane, (shards, device) in enumerate(zip(dealt, devices, strict=False))
-        ]
-        for lane in lanes:
-            lane.result()
-    return plan
+def compute(run: RunFolder, devices: Sequence[str]) -> RunPlan:
+    LocalLanes(tuple(devices), in_processes=True).compute(run)
+    return read_plan(run.plan)
 
 
 def digests(run: RunFolder, plan: RunPlan) -> list[str]:
     return [hashlib.sha256(run.shard(i).read_bytes()).hexdigest() for i in range(len(plan.shards))]
-
-
-def vectors(run: RunFolder, plan: RunPlan, name: str) -> np.ndarray:
-    parts = []
-    for i in range(len(plan.shards)):
-        with h5py.File(run.shard(i)) as file:
-            parts.append(file[name][()])
-    return np.concatenate(parts)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -78,29 +59,9 @@ def test_the_same_bytes_after_a_resume_and_on_several_gpus(kind: str, tmp_path: 
     lost = range(0, len(plan.shards), 2)
     for index in lost:
         run.shard(index).unlink()
-    compute(run, ["cuda:0"], lost)
+    compute(run, ["cuda:0"])
     assert digests(run, plan) == expected
     for index in range(len(plan.shards)):
         run.shard(index).unlink()
     compute(run, [f"cuda:{i}" for i in range(torch.cuda.device_count())])
     assert digests(run, plan) == expected
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_emergency_switches_give_the_same_vectors(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = make_run(tmp_path / "packed", kind)
-    expected = vectors(packed, compute(packed, ["cuda:0"]), kind)
-    for switch in ("VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"):
-        monkeypatch.setenv(switch, "1")
-        reload()
-        run = make_run(tmp_path / switch, kind)
-        plan = compute(run, ["cuda:0"])
-        assert {model.precision for model in plan.models} == {"fp32"}
-        assert ({model.token_budget for model in plan.models} == {1}) == ("PACKING" in switch)
-        found = vectors(run, plan, kind)
-        cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
-        assert float(cosines.min()) >= 0.9995
-        monkeypatch.delenv(switch)
-        reload()

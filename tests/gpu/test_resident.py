@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import torch
 from benchmarks.forward import random_sequences
 from virnuc_core import Embedder, embed
 from virnuc_core.inference import runner
-from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.models.checkpoint import Checkpoint, load_model
@@ -40,7 +38,7 @@ def embedded_by_a_lane(folder: Path, family: Family, sequences: list[str], **set
     store = build_frame_store([fasta], run.frames, None, "protein" if family == "esm2" else "dna")
     config = embed_config(family, MODELS[family].partition(":")[2], EngineSettings(**settings))
     plan = open_plan(config, store, "embed", ("cuda:0",), run)
-    run_lane(run, range(len(plan.shards)), "cuda:0")
+    LocalLanes(("cuda:0",), in_processes=True).compute(run)
     results = [result for _, result in iter_shard_results(run, plan)]
     return np.concatenate([result.protein if family == "esm2" else result.dna for result in results])
 
@@ -87,20 +85,6 @@ def test_a_call_takes_nothing_of_its_surroundings() -> None:
             assert torch.cuda.current_stream() == stream
 
 
-def test_threads_share_all_devices(loads: list[str]) -> None:
-    parts = [made_sequences("esm2", 300 + 10 * number, seed=number) for number in range(8)]
-    with Embedder(MODELS["esm2"], devices="0") as model:
-        expected = [model.embed(part) for part in parts]
-    loads.clear()
-    threads_before = set(threading.enumerate())
-    with Embedder(MODELS["esm2"]) as model, ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(model.embed, parts))
-    for vectors, wanted in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(vectors, wanted)
-    assert 1 <= len(loads) <= torch.cuda.device_count()
-    assert set(threading.enumerate()) <= threads_before
-
-
 def test_shards_of_one_call_are_spread_over_all_devices() -> None:
     sequences = made_sequences("esm2", 4000, seed=4)
     settings = {"precision": "fp16", "token_budget": 16384, "shard_seconds": 0.01}
@@ -125,24 +109,23 @@ from virnuc_core import Embedder
 from virnuc_core.errors import DeviceLostError
 
 model = Embedder("esm2:random:8M", devices="0")
-print(model.embed(["MKV"]).shape)
+expected = model.embed(["MKV"])
 torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")]  # an assertion fails on the device
-for _ in range(2):
-    try:
-        model.embed(["MKV"])
-    except DeviceLostError as error:
-        print(error)
+print((model.embed(["MKV"]) == expected).all())
+try:
+    model.embed(["MKV"])
+except DeviceLostError as error:
+    print(error)
 model.close()
 print("closed")
 """
 
 
-def test_a_gpu_that_failed_is_said_to_have_failed() -> None:
+def test_after_a_gpu_failed_the_call_goes_on_in_a_process_and_the_next_is_refused() -> None:
     command = [sys.executable, "-u", "-X", "faulthandler", "-c", LOST]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
-    assert len(lines) == 4, (done.returncode, done.stdout, done.stderr)
-    shape, first, second, closed = lines
-    assert (shape, closed) == ("(1, 320)", "closed")
-    assert "the GPU of lane 0 failed" in first
-    assert "can compute on none any more" in second
+    assert len(lines) == 3, (done.returncode, done.stdout, done.stderr)
+    is_same, refusal, closed = lines
+    assert (is_same, closed) == ("True", "closed")
+    assert "can compute on none any more" in refusal

@@ -146,9 +146,9 @@ def same_results(one: Path, other: Path) -> bool:
 def lane_events(out: Path, kind: type[Event]) -> list[Event]:
     """Events of a kind in the journals of all lanes, by time."""
     journals = RunFolder(out).lanes.glob("lane-*.jsonl")
-    entries = [entry for path in journals for entry in JournalTail(path).read_new()]
-    entries.sort(key=lambda entry: entry.time)
-    return [entry.event for entry in entries if isinstance(entry.event, kind)]
+    events = [event for path in journals for event in JournalTail(path).read_new()]
+    events.sort(key=lambda event: event.time)
+    return [event for event in events if isinstance(event, kind)]
 
 
 def shards_done(out: Path) -> list[int]:

@@ -74,9 +74,9 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
     old = installation(tmp_path / "old", "virnuc_core/__init__.py", f'"{__version__}"', '"0.0.9"')
     sick = installation(
         tmp_path / "sick",
-        "tasks/local_lanes.py",
-        "with sampling_gpu(own, lane, journal.write):",
-        'with (_ for _ in ()).throw(DeviceLostError("this device is lost.")):',
+        "flows/lanes.py",
+        "LocalLanes((own,), observe, in_processes=True).compute_lane(run, shards, lane, own)",
+        'raise DeviceLostError("this device is lost.")',
     )
     port = free_port()
     names = ["fit", "unmounted", "outdated", "sick"]

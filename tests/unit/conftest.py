@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
-from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.lane_process import LaneProcess
+from virnuc_core.inference.lanes import ignore
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 
@@ -24,7 +25,8 @@ def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished_run(tmp_path_factory: pytest.TempPathFactory, made_models: MadeModels, contigs: Path) -> MadeRun:
     """A predict run with shards, embeddings and tables; tests must not modify it."""
     run = plan_run(tmp_path_factory.mktemp("run"), contigs, made_models.config())
-    run_lane(run.folder, range(len(run.plan.shards)), "cpu")
+    with LaneProcess("cpu") as lane:
+        lane.run(run.folder, range(len(run.plan.shards)), 0, ignore)
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store)
+    write_tables(run.folder, run.store, run.head)
     return run

@@ -1,7 +1,6 @@
 """The doctor's findings on this machine and on simulated ones."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,45 +45,6 @@ def test_gpus_that_torch_does_not_see(
     assert (found.state, found.is_device) == ("problem" if advice else "ok", True)
     assert advice in found.advice
     assert bool(found.advice) == bool(advice)
-
-
-@pytest.mark.parametrize(
-    ("major", "gigabytes", "state", "advice"),
-    [
-        (9, 140, "ok", ""),
-        (7, 16, "warning", "older than compute capability 8.0"),
-        (8, 2, "warning", "other programs use its memory"),
-    ],
-)
-def test_a_gpu_is_described(
-    major: int, gigabytes: int, state: str, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    card = SimpleNamespace(
-        name="NVIDIA Made", total_memory=gigabytes * 10**9, major=major, minor=0, uuid="made-up"
-    )
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    _, _, gpu, cpu = checks.device_findings()  # after torch and triton
-    assert (gpu.name, gpu.state, gpu.is_device, cpu.name) == ("cuda:0", state, True, "cpu")
-    assert advice in gpu.advice
-    memory = f"NVIDIA Made, {gigabytes} GB, {gigabytes} GB free"
-    assert f"{memory}, compute capability {major}.0; auto: fp16" in gpu.found
-
-
-@pytest.mark.parametrize(
-    ("home", "fault"),
-    [("not/yet", ""), ("file/home", "cannot be written"), ("/proc/nowhere", "cannot be written")],
-)
-def test_the_home_is_one_that_can_be_written(
-    home: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path / home))
-    reload()
-    [finding] = checks.home_findings()
-    assert finding.state == ("problem" if fault else "ok")
-    assert fault in finding.found
-    assert not (tmp_path / "not").exists()
 
 
 @pytest.mark.parametrize(

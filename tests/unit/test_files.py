@@ -11,12 +11,10 @@ import pytest
 from virnuc_core.files import (
     atomic_path,
     from_json,
-    is_scratch,
     iter_temporaries,
     make_private,
     parse_object,
     remove_temporaries,
-    scratch_folder,
     temporary_name,
     write_private,
     write_text,
@@ -45,18 +43,6 @@ def test_content_and_then_name_are_on_the_disk(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError, match="missing"):
         write_text(tmp_path / "missing" / "table.tsv", "")
-
-
-def test_only_scratch_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = list[int]()
-    monkeypatch.setattr(os, "fsync", synced.append)
-    with scratch_folder() as folder:
-        write_text(folder / "table.tsv", "")
-        assert not synced
-        write_text(tmp_path / "table.tsv", "")
-    assert len(synced) == 2
-    assert not folder.exists()
-    assert not is_scratch(folder / "table.tsv")
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -156,19 +142,16 @@ def test_a_dataclass_is_made() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "c"}, "'kind': Input should be 'a' or 'b'"),
-        ({"kind": ["a"]}, "'kind': Input should be"),
-        ({"count": "3"}, "'count': Input should be a valid integer"),
-        ({"count": True}, "'count': Input should be a valid integer"),
-        ({"count": 3.0}, "'count': Input should be a valid integer"),
-        ({"parts": {}}, "'parts': Input should be a valid"),
-        ({"parts": [{"name": "x"}, {"name": 1}]}, r"'parts\.1\.name': Input should be a valid string"),
-        ({"parts": [{}]}, r"'parts\.0\.name': Field required"),
-        ({"parts": [{"name": "x", "share": float("nan")}]}, "share': Input should be a finite number"),
-        ({"parts": [{"name": "x", "share": 10**400}]}, "share': Input should be a finite number"),
-        ({"first": [1]}, "'first': Input should be an object"),
-        ({"length": ""}, "'length': Input should be a valid integer"),
-        ({"other": 1}, "'other': Unexpected keyword argument"),
+        ({"kind": "c"}, "kind: .* 'a' or 'b'"),
+        ({"count": "3"}, "count: .* integer"),
+        ({"count": True}, "count: .* integer"),
+        ({"count": 3.0}, "count: .* integer"),
+        ({"parts": {}}, "parts: .* array"),
+        ({"parts": [{"name": "x"}, {"name": 1}]}, r"parts\.1\.name: .* string"),
+        ({"parts": [{}]}, r"parts\.0\.name: .* required"),
+        ({"parts": [{"name": "x", "share": float("nan")}]}, "share: .* finite"),
+        ({"first": [1]}, "first: .* object"),
+        ({"other": 1}, "other: Unexpected"),
     ],
 )
 def test_another_form_is_named(change: dict[str, Any], message: str) -> None:

@@ -1,6 +1,5 @@
 """Memory of the machine and of both cgroup versions, from the kernel's files; garbage collection."""
 
-import gc
 import os
 import resource
 import subprocess
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from virnuc_core.host_memory import memory_limit, without_collection
+from virnuc_core.host_memory import memory_limit
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 UNLIMITED = 0x7FFF_FFFF_FFFF_F000  # in cgroup v1
@@ -90,9 +89,3 @@ def test_the_limit_of_the_process_counts() -> None:
         check=True,
     )
     assert int(done.stdout) == min(allowed, memory_limit())
-
-
-def test_garbage_is_collected_again_after_imports() -> None:
-    with without_collection():
-        assert not gc.isenabled()
-    assert gc.isenabled()

@@ -68,17 +68,10 @@ def test_a_version_is_judged(
     assert bool(check.advice) == bool(advice)
 
 
-@pytest.mark.parametrize(
-    ("version", "than", "older"),
-    [
-        ("2.9.1", "2.11", True),
-        ("2.13.0+cpu", "2.13", False),
-        ("2.0", "2", False),
-        ("580.65.06", "580", False),
-    ],
-)
-def test_versions_are_compared_by_their_numbers(version: str, than: str, older: bool) -> None:
-    assert is_older(version, than) == older
+def test_versions_are_compared_by_their_numbers() -> None:
+    assert is_older("2.9.1", "2.11")
+    assert not is_older("2.13.0+cpu", "2.13")
+    assert not is_older("580.65.06", "580")
 
 
 def test_a_run_is_warned_of_what_is_not_known(

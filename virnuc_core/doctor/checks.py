@@ -18,7 +18,8 @@ from virnuc_core.doctor.preflight import host_fault
 from virnuc_core.env_config import available_threads, env
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import cpu_has_bf16, least_free_memory, resolve_devices, resolve_precision
-from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.lane_process import LaneProcess
+from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels
@@ -42,8 +43,6 @@ from virnuc_core.versions import (
     triton_of_torch,
 )
 
-_LEAST_GPU_MEMORY_GB: Final = 4.0
-_NUM_CONTIGS: Final = 8
 _CODONS: Final = 160  # of each, fewer than fill a chunk
 # Vectors in 16 bits stay above 0.99995 (docs/performance.md); a faulty device is far off.
 _LEAST_COSINE: Final = 0.9999
@@ -148,7 +147,7 @@ def _gpu(device: str) -> Finding:
     advice = ""
     if (properties.major, properties.minor) < MIN_CAPABILITY:
         advice = "nobody has tried GPUs older than compute capability 8.0: compare with --devices cpu first"
-    elif free / 1e9 < _LEAST_GPU_MEMORY_GB:
+    elif free / 1e9 < 4.0:
         advice = "other programs use its memory: see nvidia-smi, or choose others with --devices"
     return _device_finding(device, "warning", found, advice)
 
@@ -209,7 +208,7 @@ def _write_contigs(path: Path) -> None:
     codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
     sense = [codon for codon in codons if codon not in ("TAA", "TAG", "TGA")]
     with path.open("w") as file:
-        for number in range(_NUM_CONTIGS):
+        for number in range(8):
             length = _CODONS - 15 * number
             file.write(f">contig_{number}\n{''.join(rng.choices(sense, k=length))}\n")
 
@@ -222,9 +221,10 @@ def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
     plan = open_plan(config, store, "predict", (device,), run)
     shards = range(len(plan.shards))
     if engine == "reference":
-        run_shards(run, shards, LoadedModels(device), 0, lambda event: None)
+        run_shards(run, shards, LoadedModels(device), 0, ignore)
     else:
-        run_lane(run, shards, device)
+        with LaneProcess(device) as lane:
+            lane.run(run, shards, 0, ignore)
     results: list[Any] = [read_shard(run.shard(s.index), shard_identity(plan, s)) for s in plan.shards]
     dna, protein, scores = (
         np.concatenate([getattr(each, name) for each in results]) for name in ("dna", "protein", "scores")

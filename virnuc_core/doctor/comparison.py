@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from virnuc_core.api import embed
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
-from virnuc_core.columns import ByteColumn
+from virnuc_core.columns import ByteColumn, Float32
 from virnuc_core.errors import CheckpointError, DeviceError, UsageError
 from virnuc_core.inference.device import resolve_devices, resolve_precision
 from virnuc_core.models.checkpoint import FAIR_ESM, Checkpoint
@@ -45,7 +45,6 @@ _MOST_FP32_DIFFERENCE: Final = 1e-4  # of the largest value
 # Raised by these programs for a checkpoint that they cannot use.
 _REFUSALS: Final = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
-Float32 = npt.NDArray[np.float32]
 # From a sequence to the hidden states of its residues or tokens, (T, D).
 _HiddenStates = Callable[[str], Tensor]
 

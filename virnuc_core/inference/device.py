@@ -16,7 +16,7 @@ from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.memory import empty_pinned
-from virnuc_core.specs import FrameRule, ModelSpec, Precision, ResolvedPrecision
+from virnuc_core.specs import FRAME_KINDS, FrameRule, ModelSpec, Precision, ResolvedPrecision
 
 # On the CPU a batch should fit in the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %); on a GPU it must
 # saturate the device, for which a wide model needs fewer tokens.
@@ -79,7 +79,7 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
     if choice == "auto":
         if device != "cpu":
             return "fp16"
-        return "bf16" if frames == "longest" and cpu_has_fast_bf16() else "fp32"
+        return "bf16" if FRAME_KINDS[frames].takes_bf16 and cpu_has_fast_bf16() else "fp32"
     if device == "cpu" and choice in ("fp16", "fp8"):
         raise DeviceError(
             f"the CPU does not compute in {choice}: use --precision fp32, or bf16 where it has it"

@@ -1,6 +1,9 @@
 """Events and reports of a lane; all of them cross process boundaries."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import time as now
 
 from virnuc_core.inference.shard import ShardCounters
 
@@ -31,18 +34,26 @@ class StageSeconds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaneStarted:
-    """A lane's process has started; `shards` is empty if it only plans.
+class LaneEvent:
+    """What happened in a lane, and when, in Unix seconds."""
+
+    lane: int
+    time: float = field(default_factory=now, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneStarted(LaneEvent):
+    """A lane is to compute `shards` of `rows` rows in all; none if its process only plans.
 
     `device` is "cpu" or "cuda:N", where N is the number or UUID of the GPU on the host; `devices_of_host` counts the GPUs
     there, and is 1 without any.
     """
 
-    lane: int
     device: str
     host: str
     pid: int
     shards: tuple[int, ...]
+    rows: int
     devices_of_host: int = 1
 
     @property
@@ -52,53 +63,46 @@ class LaneStarted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelsLoaded:
-    """Models are on the device, `seconds` after the process started."""
+class ModelsLoaded(LaneEvent):
+    """Models are on the device, `seconds` after the lane started."""
 
-    lane: int
     device: str
     device_name: str
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardDone:
-    """A shard is committed to disk."""
+class ShardDone(LaneEvent):
+    """A shard of `rows` rows is committed to disk."""
 
-    lane: int
     shard: int
+    rows: int
     counters: ShardCounters
     seconds: StageSeconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GpuSample:
+class GpuSample(LaneEvent):
     """GPU usage of a lane; `utilization` is a fraction of time, 0 to 1."""
 
-    lane: int
     utilization: float
     memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaneFailed:
+class LaneFailed(LaneEvent):
     """A lane's process failed: class and text of the error, and whether it is retryable."""
 
-    lane: int
     error: str
     message: str
     retryable: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaneFinished:
-    """All shards of the process are committed, `seconds` after it started."""
+class LaneFinished(LaneEvent):
+    """All shards of the lane are committed, `seconds` after it started."""
 
-    lane: int
     seconds: float
-
-
-LaneEvent = LaneStarted | ModelsLoaded | ShardDone | GpuSample | LaneFailed | LaneFinished
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +114,7 @@ class LaneReport:
         started: start of the first process, in Unix seconds.
         load_seconds: process start-up and model loading.
         seconds: wall time with a process running.
-        journal: name of its journal and log in the run's folder; empty for lanes without any.
+        journal: name of the journal and the log in the run's folder, of a lane in a pool.
         gpu_samples: how busy its GPU was; empty on the CPU.
     """
 
@@ -135,3 +139,26 @@ class LaneReport:
             "gpu_utilization": round(sum(utilization) / len(utilization), 4),
             "gpu_memory_gb": max(sample.memory_bytes for sample in self.gpu_samples) / 1e9,
         }
+
+
+def lane_report(events: Sequence[LaneEvent], journal: str = "") -> LaneReport:
+    """The work of one lane, from its events since a `LaneStarted`."""
+    starts = [event for event in events if isinstance(event, LaneStarted)]
+    loads = [event for event in events if isinstance(event, ModelsLoaded)]
+    return LaneReport(
+        lane=starts[-1].lane,
+        host=starts[-1].host,
+        device=starts[-1].device,
+        device_name=loads[-1].device_name if loads else "",
+        started=starts[0].time,
+        load_seconds=sum(load.seconds for load in loads),
+        # Without the gaps between processes.
+        seconds=sum(
+            after.time - before.time
+            for before, after in pairwise(events)
+            if not isinstance(after, LaneStarted)
+        ),
+        shards=tuple(event for event in events if isinstance(event, ShardDone)),
+        journal=journal,
+        gpu_samples=tuple(event for event in events if isinstance(event, GpuSample)),
+    )

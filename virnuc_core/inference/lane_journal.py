@@ -1,4 +1,4 @@
-"""A lane's journal in JSON Lines, for monitoring from another process or machine.
+"""The journal of a lane in a pool, in JSON Lines: its events, for the run on another machine.
 
 A journal is not state: readers skip invalid lines, and a lane continues when its journal cannot be written.
 """
@@ -7,39 +7,32 @@ import json
 import logging
 import os
 import threading
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final, Self, get_args
+from typing import Final, Self
 
 from virnuc_core import errors
 from virnuc_core.env_config import env
 from virnuc_core.errors import VirnucError, is_retryable
-from virnuc_core.files import from_json, is_scratch, parse_object, write_text
+from virnuc_core.files import from_json, parse_object, write_text
 from virnuc_core.inference.events import (
     GpuSample,
     LaneEvent,
     LaneFailed,
-    LaneReport,
+    LaneFinished,
     LaneStarted,
     ModelsLoaded,
     ShardDone,
 )
 
-_EVENTS: Final[dict[str, type[LaneEvent]]] = {kind.__name__: kind for kind in get_args(LaneEvent)}
+_EVENTS: Final = {
+    kind.__name__: kind
+    for kind in (LaneStarted, ModelsLoaded, ShardDone, GpuSample, LaneFailed, LaneFinished)
+}
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JournalEntry:
-    """An event and its time, in Unix seconds."""
-
-    time: float
-    event: LaneEvent
 
 
 class LaneJournal:
@@ -74,12 +67,11 @@ class LaneJournal:
     def write(self, event: LaneEvent) -> None:
         """Appends an event, and syncs it so that other machines can read it."""
         self.shards_done += isinstance(event, ShardDone)
-        values = {"time": time.time(), "event": type(event).__name__, **asdict(event)}
+        values = {"event": type(event).__name__, **asdict(event)}
         try:
             with self._turn:
                 self._file.write(json.dumps(values).encode() + b"\n")
-                if not is_scratch(self._path):
-                    os.fsync(self._file.fileno())
+                os.fsync(self._file.fileno())
         except OSError as error:
             _log.warning("journal %s cannot be written: %s", self._path, error)
 
@@ -110,14 +102,9 @@ class JournalTail:
         self._path = path
         self._offset = 0
 
-    def read_new(self) -> list[JournalEntry]:
-        """Entries added since the last call; none while the file does not exist."""
-        entries = map(_entry_from_line, self._read_whole_lines())
-        return [entry for entry in entries if entry is not None]
-
-    def skip(self) -> None:
-        """Skips existing entries."""
-        self._read_whole_lines()
+    def read_new(self) -> list[LaneEvent]:
+        """Events added since the last call; none while the file does not exist."""
+        return [event for line in self._read_whole_lines() if (event := _event_from_line(line)) is not None]
 
     def _read_whole_lines(self) -> list[bytes]:
         try:
@@ -132,30 +119,6 @@ class JournalTail:
         return [line for line in lines.split(b"\n") if line]
 
 
-def lane_report(entries: Iterable[JournalEntry]) -> LaneReport:
-    """Work of one lane, from its journal entries since a `LaneStarted`."""
-    entries = list(entries)
-    events = [entry.event for entry in entries]
-    starts = [event for event in events if isinstance(event, LaneStarted)]
-    loads = [event for event in events if isinstance(event, ModelsLoaded)]
-    return LaneReport(
-        lane=starts[-1].lane,
-        host=starts[-1].host,
-        device=starts[-1].device,
-        device_name=loads[-1].device_name if loads else "",
-        started=entries[0].time,
-        load_seconds=sum(load.seconds for load in loads),
-        # Without the gaps between processes.
-        seconds=sum(
-            after.time - before.time
-            for before, after in pairwise(entries)
-            if not isinstance(after.event, LaneStarted)
-        ),
-        shards=tuple(event for event in events if isinstance(event, ShardDone)),
-        gpu_samples=tuple(event for event in events if isinstance(event, GpuSample)),
-    )
-
-
 def error_of(failure: LaneFailed) -> tuple[type[VirnucError], str]:
     """Class and text of a lane's error; the base class for one that is not of virnuc."""
     kind = getattr(errors, failure.error, None)
@@ -164,11 +127,10 @@ def error_of(failure: LaneFailed) -> tuple[type[VirnucError], str]:
     return VirnucError, f"{failure.error}: {failure.message}"
 
 
-def _entry_from_line(line: bytes) -> JournalEntry | None:
+def _event_from_line(line: bytes) -> LaneEvent | None:
     try:
         values = parse_object(line)
-        moment, kind = float(values.pop("time")), _EVENTS[values.pop("event")]
-        return JournalEntry(time=moment, event=from_json(kind, values))
+        return from_json(_EVENTS[values.pop("event")], values)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         _log.debug("passing over a line of a journal (%r): %r", error, line[:200])
         return None

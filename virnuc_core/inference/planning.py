@@ -12,6 +12,7 @@ import torch
 from virnuc_core import __version__
 from virnuc_core.env_config import env
 from virnuc_core.errors import DamagedFileError, MismatchError, UsageError
+from virnuc_core.files import file_digest
 from virnuc_core.inference.device import default_token_budget, resolve_precision
 from virnuc_core.inference.plan import (
     Kind,
@@ -25,9 +26,8 @@ from virnuc_core.inference.plan import (
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
-from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.encoders import validate_repr_layer
-from virnuc_core.models.heads import describe_inputs, load_head, takes_widths
+from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.kernels import MIN_CAPABILITY
 from virnuc_core.run_folder import RunFolder
@@ -364,17 +364,17 @@ def plan_head(
     """
     path = resolve_head(name, chunk_length, frames)
     widths = [model.spec.embedding_dim for model in models]
-    if not takes_widths(head := load_head(path), *widths):
+    if not (head := load_head(path)).takes_widths(*widths):
         given = " and ".join(
             f"{model.name} gives {width}" for model, width in zip(models, widths, strict=True)
         )
         raise MismatchError(
-            f"head {name} takes {describe_inputs(head)}, but {given}. Give the --head that was trained with these models."
+            f"head {name} takes {head.inputs_in_words}, but {given}. Give the --head that was trained with these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
     if before is not None and before.location == str(path):
         short_name = before.name
-    return PlannedHead(name=short_name, fingerprint=classifier_fingerprint(path), location=str(path))
+    return PlannedHead(name=short_name, fingerprint=file_digest(path), location=str(path))
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:

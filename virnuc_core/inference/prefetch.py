@@ -99,7 +99,7 @@ class ShardInputs:
     """A shard ready for the device: planned work, collation time, and the sequences for each model.
 
     Attributes:
-        sizes: int64 (n, 2), pinned for a GPU, see `FrameStore.sizes`; None unless a head for the longest stretches needs them.
+        sizes: int64 (n, 2), pinned for a GPU, see `FrameStore.sizes`; None without a head.
     """
 
     shard: Shard
@@ -126,7 +126,7 @@ class Collator:
             CheckpointError: one of them is missing or corrupt.
         """
         models = tuple((model, _load_tokenizer(model)) for model in plan.models)
-        return cls(store, models, streams, plan.head is not None and plan.frames == "longest")
+        return cls(store, models, streams, needs_sizes=plan.head is not None)
 
     def collate(self, shard: Shard) -> ShardInputs:
         """Prepares a shard; the result depends only on the plan and the shard's rows.

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
+from virnuc_core.files import file_digest
 from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard
@@ -26,7 +27,6 @@ from virnuc_core.inference.prefetch import HostBatch, ModelInputs, ShardInputs
 from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoint import Checkpoint, load_model
-from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint
 from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.heads import Head, load_head
 from virnuc_core.models.hub import open_checkpoint
@@ -73,8 +73,7 @@ class Scorer:
     ) -> dict[str, npt.NDArray[Any]]:
         """Results for n rows by name, from their DNA (n, D_dna) and protein vectors (n, D_protein), or both joined.
 
-        `scores` are P(other) and P(virus), fp32 (n, 2). A head for the longest stretches, which needs `sizes` (n, 2), see
-        `FrameStore.sizes`, also gives `codes`, fp16 (n, CODE_WIDTH).
+        For the results and `sizes` (n, 2) see `Head.score_rows`.
 
         Raises:
             MismatchError: the head expects another number of features.
@@ -88,21 +87,17 @@ class Scorer:
         """As `score`, for fp32 tensors on the device, with the results there; does not synchronise."""
         parts = vectors if sizes is None else (*vectors, sizes)
         blocks = [
-            self._score_block(*rows)
+            self._score_block(rows[: len(vectors)], rows[len(vectors) :])
             for rows in zip(*(part.split(self._block_rows) for part in parts), strict=True)
         ]
         return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
 
-    def _score_block(self, *parts: Tensor) -> dict[str, Tensor]:
-        head, count = self._head, len(parts[0])
+    def _score_block(self, vectors: tuple[Tensor, ...], sizes: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        count = len(vectors[0])
         padding = (0, 0, 0, self._block_rows - count)
-        if isinstance(head, MLPClassifier):
-            features = functional.pad(torch.cat(parts, dim=1), padding)
-            return {"scores": head.virus_probabilities(features)[:count]}
-        *vectors, sizes = parts
         features = functional.pad(torch.cat(vectors, dim=1), padding)
-        scores, codes = head.score_rows(features, functional.pad(sizes, padding, value=1))
-        return {"scores": scores[:count], "codes": codes[:count]}
+        found = self._head.score_rows(features, *(functional.pad(part, padding, value=1) for part in sizes))
+        return {name: results[:count] for name, results in found.items()}
 
 
 def load_planned_head(planned: PlannedHead) -> Head:
@@ -115,7 +110,7 @@ def load_planned_head(planned: PlannedHead) -> Head:
     path = Path(planned.location)
     if not path.is_file():
         raise CheckpointError(f"head {planned.name} ({path}) is not there any more: put it back.")
-    if (found := classifier_fingerprint(path)) != planned.fingerprint:
+    if (found := file_digest(path)) != planned.fingerprint:
         raise MismatchError(
             f"head {planned.name} ({path}) has changed since the run was planned: fingerprint "
             f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, or start over with --force."

@@ -7,15 +7,13 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from virnuc_core.columns import Float64, Int64
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.plan import PlannedModel, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 RowWork = Callable[[int, int], tuple[Int64, Float64]]
 
 # FLOP/s of two CPU cores, and of one H200 by benchmarks/results/forward_*.json.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 import torch
 
@@ -22,10 +21,6 @@ from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identi
 from virnuc_core.prefetcher import Prefetcher
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-
-# Shards held on the host at once: token ids are small, vectors take up to 1 GB per shard.
-COLLATED_SHARDS: Final = 2
-SHARDS_TO_WRITE: Final = 1
 
 _log = logging.getLogger(__name__)
 
@@ -63,13 +58,14 @@ def run_shards(
         seconds = replace(computed.seconds, write=time.perf_counter() - begun)
         rows = shard.end - shard.begin
         _log.info("lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), rows)
-        emit(ShardDone(lane=lane, shard=shard.index, counters=result.counters, seconds=seconds))
+        emit(ShardDone(lane=lane, shard=shard.index, rows=rows, counters=result.counters, seconds=seconds))
         return result.counters
 
     shards = [plan.shards[index] for index in indices]
     with (
         on_device(models.device),
-        Prefetcher(collator.collate, shards, depth=COLLATED_SHARDS) as inputs,
+        # Shards held on the host at once: token ids are small, vectors take up to 1 GB per shard.
+        Prefetcher(collator.collate, shards, depth=2) as inputs,
     ):
         models.load(plan)
         is_cpu = models.streams.device.type == "cpu"
@@ -78,7 +74,7 @@ def run_shards(
         emit(ModelsLoaded(lane=lane, device=models.device, device_name=hardware, seconds=seconds))
         with (
             closing(InferenceRunner(plan, models).run(inputs)) as computed,
-            Prefetcher(commit, computed, depth=SHARDS_TO_WRITE) as committed,
+            Prefetcher(commit, computed, depth=1) as committed,
         ):
             work = list(committed)
     for model in sum_counters(work).models:

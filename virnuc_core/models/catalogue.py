@@ -14,7 +14,7 @@ from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.files import from_json, parse_object
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import (
-    CHUNKS_BY_RECORD,
+    FRAME_KINDS,
     FRAMES_IN_WORDS,
     ChunkRule,
     Family,
@@ -181,7 +181,7 @@ def _purpose_of(config: RunConfig) -> HeadPurpose:
 def frames_of(config: RunConfig) -> FrameRule:
     """What a run embeds of its chunks; raises as `require_head`."""
     frames = config.frames or _purpose_of(config).frames
-    if config.fdr is not None and frames == "open":
+    if config.fdr is not None and not FRAME_KINDS[frames].is_calibrated:
         raise UsageError(
             f"--fdr {config.fdr:g} needs calibrated probabilities of contigs, and {Path(head_of(config)).name} gives none: it is a "
             "head for the open reading frames of chunks. Give --threshold, or a head of `virnuc train --frames longest`."
@@ -192,13 +192,12 @@ def frames_of(config: RunConfig) -> FrameRule:
 def chunk_rule_of(config: RunConfig) -> ChunkRule | None:
     """How a run cuts records; None embeds whole sequences. Raises as `require_head`.
 
-    The head resolves "auto": to the length that it states, else to `CHUNKS_BY_RECORD` for the longest stretches and to
-    500 bp for open reading frames.
+    The head resolves "auto": to the length that it states, else to that of its frames in `FRAME_KINDS`.
     """
     if config.chunk_length != "auto":
         return config.chunk_length
     purpose = _purpose_of(config)
-    rule = purpose.chunk_length or (CHUNKS_BY_RECORD if frames_of(config) == "longest" else 500)
+    rule = purpose.chunk_length or FRAME_KINDS[config.frames or purpose.frames].chunk_rule
     _log.info("chunk length: %s (by the head)", chunks_in_words(rule))
     return rule
 

@@ -1,48 +1,587 @@
-"""Heads of both kinds: MLPClassifier for open reading frames, ContigHead for the longest stop-free stretches."""
+"""Heads: from the vectors of rows to scores of rows, chunks and contigs.
 
+`MLPClassifier` is VirNucPro's, for the open reading frames of a chunk; `ContigHead` is for its longest stop-free stretches.
+Nothing else asks which of the two a run has: it uses `Head`, and `virnuc_core.specs.FRAME_KINDS` for what follows from the frames.
+
+Shape legend: N rows, C chunks, S chunks with a row, R contigs, K classes, F features of a row, Z code width, W context width,
+H pooling heads. Of a ContigHead:
+
+    features (N, F) -> row codes (N, Z) -> chunk codes (C, Z) -> context (C, W) -> contigs (R, W)
+                            |                  |                    |                 |
+                       row logits         chunk logits        logits in context   contig logits (R, K), embedding (R, Z)
+"""
+
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
 
-from virnuc_core.models.catalogue import read_purpose
-from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
-from virnuc_core.models.contig_head import ContigHead, load_contig_head, save_contig_head
+from virnuc_core.errors import CheckpointError, MismatchError, UsageError
+from virnuc_core.files import atomic_path, from_json, parse_object
+from virnuc_core.models.catalogue import HEAD_METADATA, read_purpose
+from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule, mean_scores
+from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
+from virnuc_core.specs import CODE_WIDTH, FrameRule
 
-Head = MLPClassifier | ContigHead
+# With few or easy validation records the temperature would tend to 0, and every score to 0 or 1.
+TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
+MAX_NOVELTY: Final = 2.0
+_KERNEL: Final = 7
+_DILATIONS: Final = (1, 4)
+
+
+class Head(nn.Module, ABC):
+    """What a run uses of a head.
+
+    Attributes:
+        frames: what it scores of a chunk.
+        widths: F; or, of a head that knows them apart, those of the DNA vectors and the protein vectors.
+        classes: names; those of viruses come first. Empty if it tells no classes.
+        facts: what its file states of it, besides how it was made.
+        tier_rules: of the calls of contigs, the most confident first; all others are unsure.
+    """
+
+    frames: ClassVar[FrameRule]
+    widths: tuple[int, ...]
+    classes: tuple[str, ...]
+    facts: Mapping[str, Any]
+    tier_rules: ClassVar[tuple[TierRule, ...]]
+
+    @classmethod
+    @abstractmethod
+    def load(cls, path: Path) -> Self:
+        """Reads a head in evaluation mode.
+
+        Raises:
+            CheckpointError: the file is damaged, holds other objects (whose code is not run), or is no such head.
+        """
+
+    @property
+    def in_features(self) -> int:
+        """Width F of the DNA vector and the protein vector together."""
+        return sum(self.widths)
+
+    @property
+    def inputs_in_words(self) -> str:
+        """What it takes."""
+        if len(self.widths) == 1:
+            return f"{self.in_features} features"
+        return "DNA and protein vectors of {} and {} numbers".format(*self.widths)
+
+    def takes_widths(self, dna: int, protein: int) -> bool:
+        """Whether it takes DNA and protein vectors of these widths."""
+        return self.widths in ((dna, protein), (dna + protein,))
+
+    @abstractmethod
+    def score_rows(self, features: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
+        """Results of rows by dataset, each row from itself alone; the module must be in evaluation mode.
+
+        Args:
+            features: fp32 (N, F), the DNA vector before the protein vector.
+            sizes: (N, 2), residues of each row and bases of its chunk; a ContigHead requires them.
+
+        Returns:
+            `scores`, P(other) and P(virus), fp32 (N, 2); of a ContigHead also `codes`, fp16 (N, Z), whose scores these are, so
+            that a chunk of one row has the score of its row.
+
+        Raises:
+            MismatchError: the features are of another width.
+            UsageError: the sizes are missing.
+        """
+
+    @abstractmethod
+    def score_contigs(self, rows: ScoredRows) -> ContigScores:
+        """Scores C chunks and R contigs from the results of their rows.
+
+        Raises:
+            CheckpointError: a score is not finite.
+        """
+
+    def _require_width(self, features: Tensor) -> None:
+        if features.shape[1] != self.in_features:
+            raise MismatchError(
+                f"the classifier head takes {self.in_features} features and the models give {features.shape[1]} (DNA and "
+                "protein together). Choose the head that was trained on these models."
+            )
+
+
+class MLPClassifier(Head):
+    """Linear, BatchNorm, ReLU, Dropout, Linear over features of the DNA vector followed by the protein vector.
+
+    Source: the original VirNucPro's MLPClassifier, whose attribute names these are.
+    """
+
+    frames = "open"
+    tier_rules = (TierRule("confident", 5, 0.8, 0.8), TierRule("likely", 2, 0.65, 0.65))
+
+    def __init__(self, in_features: int, hidden_width: int = 512) -> None:
+        super().__init__()
+        self.widths, self.classes, self.facts = (in_features,), (), {}
+        self.hidden_layer = nn.Linear(in_features, hidden_width)
+        self.bn1 = nn.BatchNorm1d(hidden_width)
+        self.output_layer = nn.Linear(hidden_width, 2)
+        self.dropout = nn.Dropout(0.5)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads a pickled whole `__main__.MLPClassifier`, a state dict, or safetensors."""
+        try:
+            state = _read_state(path)
+            hidden_width, in_features = state["hidden_layer.weight"].shape
+            if 0 in (hidden_width, in_features) or any(tensor.is_complex() for tensor in state.values()):
+                raise ValueError("its tensors are empty or complex")
+            for name, weights in state.items():
+                if not is_finite(weights):
+                    raise ValueError(f"{name} holds numbers that are not finite")
+            if (state["bn1.running_var"] < 0).any():
+                raise ValueError("bn1.running_var holds numbers below zero")
+            classifier = cls(in_features, hidden_width)
+            state.setdefault("bn1.num_batches_tracked", torch.tensor(0))
+            classifier.load_state_dict(state)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is not an MLPClassifier head (hidden_layer, bn1, output_layer with 2 outputs): {error}. "
+                "Give a head of VirNucPro or virnuc."
+            ) from error
+        return classifier.requires_grad_(False).eval()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (n, 2) of features (n, D)."""
+        hidden = functional.relu(self.bn1(self.hidden_layer(features)))
+        logits: Tensor = self.output_layer(self.dropout(hidden))
+        return logits
+
+    @torch.inference_mode()
+    def score_rows(self, features: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
+        """Softmax of the logits; sizes have no meaning."""
+        self._require_width(features)
+        return {"scores": functional.softmax(self(features), dim=1)}
+
+    def score_contigs(self, rows: ScoredRows) -> ContigScores:
+        """Scores chunks from the highest scores of their rows, and contigs as the mean of their chunks.
+
+        Let M1 and M2 be the highest P(other) and P(virus) over the rows of a chunk. Its score lies midway, in log-odds, between the
+        row with the strongest evidence for a virus and the one with the strongest evidence against: for a single row it is the
+        row's score, and it is at least 0.5 exactly when M2 >= M1.
+
+        Source: `determine_virus` in VirNucPro's prediction.py, for the call at 0.5.
+        """
+        p_chunk, first = np.full(len(rows.contig), np.nan), rows.first_rows
+        if len(first):
+            scores = rows.read("scores", 0, len(rows.chunk))
+            other, virus = np.maximum.reduceat(scores, first).astype(np.float64).T
+            with np.errstate(divide="ignore", invalid="ignore"):
+                odds_against = ((1 - virus) * other) / (virus * (1 - other))
+            # Opposite scores of exactly 0 and 1 give 0 / 0.
+            odds_against[virus == other] = 1.0
+            p_chunk[rows.chunk[first]] = 1 / (1 + np.sqrt(odds_against))
+        return ContigScores(
+            p_chunk=p_chunk,
+            p_region=p_chunk,
+            p_contig=mean_scores(p_chunk, rows.contig, rows.num_contigs),
+            is_novel=np.zeros(rows.num_contigs, np.bool_),
+        )
+
+
+class _PickledModule:
+    """Stands in for every module class of a pickled head: keeps the attributes and does nothing."""
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return read_tensors(path)[0]
+    layers = ("linear.Linear", "batchnorm.BatchNorm1d", "activation.ReLU", "dropout.Dropout")
+    names = ("__main__.MLPClassifier", *(f"torch.nn.modules.{layer}" for layer in layers))
+    content = read_pickle(path, [(_PickledModule, name) for name in names])
+    if isinstance(content, _PickledModule):
+        content = {
+            f"{name}.{own}": tensor
+            for name, layer in vars(content)["_modules"].items()
+            for own, tensor in {**vars(layer)["_parameters"], **vars(layer)["_buffers"]}.items()
+            if tensor is not None
+        }
+    if not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError("it holds more than tensors")
+    require_backed(path, content.values())
+    return {str(key): value for key, value in content.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadSpec:
+    """What a head takes and tells, and its sizes.
+
+    Attributes:
+        dna_width: of the DNA vectors that it takes.
+        protein_width: of the protein vectors.
+        classes: names; those of viruses come first.
+        num_virus: how many classes are of viruses.
+    """
+
+    dna_width: int
+    protein_width: int
+    classes: tuple[str, ...]
+    num_virus: int
+    hidden_width: int = 256
+    code_width: int = CODE_WIDTH
+    context_width: int = 128
+    pooling_heads: int = 4
+
+    def require_valid(self) -> None:
+        """Raises ValueError for sizes and classes that no head has."""
+        sizes = (self.dna_width, self.protein_width, self.hidden_width, self.pooling_heads)
+        if min(sizes) < 1 or self.context_width < 1 or self.context_width % self.pooling_heads:
+            raise ValueError("its sizes are those of no head")
+        if self.code_width != CODE_WIDTH:
+            raise ValueError(f"its row codes have {self.code_width} numbers, and must have {CODE_WIDTH}")
+        if not 0 < self.num_virus < len(self.classes) or len(set(self.classes)) < len(self.classes):
+            raise ValueError(
+                f"{self.num_virus} of {len(self.classes)} classes are viruses, or two have one name"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Contigs:
+    """Results for C chunks of R contigs.
+
+    Attributes:
+        context: (C, K) logits of chunks in the context of their contigs.
+        logits: (R, K).
+        embedding: (R, Z) of length 1.
+        attention: (C,) share of each chunk in its contig's logits; sums to 1 over a contig.
+    """
+
+    context: Tensor
+    logits: Tensor
+    embedding: Tensor
+    attention: Tensor
+
+
+class ContigHead(Head):
+    """Scores rows, chunks and contigs; see the module's diagram."""
+
+    frames = "longest"
+    tier_rules = (TierRule("confident", 2, 0.95), TierRule("likely", 1, 0.9))
+
+    def __init__(self, spec: HeadSpec, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.spec, self.classes = spec, spec.classes
+        self.widths = (spec.dna_width, spec.protein_width)
+        self.facts = {"frames": self.frames, "spec": asdict(spec)}
+        code, width = spec.code_width, spec.context_width
+        self.dna_norm = nn.LayerNorm(spec.dna_width)
+        self.protein_norm = nn.LayerNorm(spec.protein_width)
+        self.row = nn.Sequential(
+            nn.Dropout(dropout),
+            _Linear(spec.dna_width + spec.protein_width + 2, spec.hidden_width),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            _Linear(spec.hidden_width, code),
+            nn.LayerNorm(code, elementwise_affine=False),
+        )
+        self.gate = _Linear(code, 1)
+        self.chunk = nn.Sequential(
+            _Linear(code, width), nn.GELU(), nn.Dropout(dropout), _Linear(width, len(spec.classes))
+        )
+        self.enter = _Linear(code, width)
+        self.blocks = nn.ModuleList(_Block(width, dilation, dropout) for dilation in _DILATIONS)
+        self.context = _Linear(width, len(spec.classes))
+        self.attention = _Linear(width, spec.pooling_heads)
+        self.values = _Linear(width, width)
+        self.contig = nn.Sequential(
+            _Linear(width + code + 1, width),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            _Linear(width, len(spec.classes)),
+        )
+        self.embedding = _Linear(width, code)
+        self.chunk_temperature: Tensor
+        self.context_temperature: Tensor
+        self.contig_temperature: Tensor
+        self.centroids: Tensor
+        self.novelty_limit: Tensor
+        # Temperatures of chunks alone and in context, and of contigs as intercept and slope over the logarithm of the number
+        # of chunks.
+        self.register_buffer("chunk_temperature", torch.ones(()))
+        self.register_buffer("context_temperature", torch.ones(()))
+        self.register_buffer("contig_temperature", torch.tensor([1.0, 0.0]))
+        # Unit vectors (M, Z) that stand for the embeddings of the training contigs, and the novelty above which a contig is novel.
+        self.register_buffer("centroids", torch.empty(0, code))
+        self.register_buffer("novelty_limit", torch.tensor(MAX_NOVELTY))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads safetensors."""
+        try:
+            state, _ = read_tensors(path)
+            with safe_open(path, framework="pt") as file:
+                stated = parse_object((file.metadata() or {})[HEAD_METADATA])
+            spec = from_json(HeadSpec, stated.get("spec"))
+            spec.require_valid()
+            for name, tensor in state.items():
+                if tensor.dtype != torch.float32 or not is_finite(tensor):
+                    raise ValueError(f"{name} holds other numbers than finite ones in fp32")
+            # Without memory for what a damaged specification asks for: the tensors of the file take their places.
+            with torch.device("meta"):
+                head = cls(spec)
+                # Heads may have any number of centroids, or none.
+                head.centroids = torch.empty(state.get("centroids", head.centroids).shape)
+            neutral = {
+                "centroids": torch.empty(0, spec.code_width),
+                "novelty_limit": torch.tensor(MAX_NOVELTY),
+            }
+            head.load_state_dict({**neutral, **state}, assign=True)
+            if head.centroids.ndim != 2 or head.centroids.shape[1] != spec.code_width:
+                raise ValueError(f"its centroids are of shape {tuple(head.centroids.shape)}")
+            if min(head.chunk_temperature, head.context_temperature) <= 0:
+                raise ValueError("its temperature is not above zero")
+        except (LookupError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is not a head for the longest stop-free stretches: {error}. Give one of virnuc train, or make it again."
+            ) from error
+        return head.requires_grad_(False).eval()
+
+    def virus_margin(self, logits: Tensor) -> Tensor:
+        """Log-odds of a virus, fp32 (n,), of logits (n, K), before calibration."""
+        logits = logits.float()
+        virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
+        return virus.logsumexp(1) - other.logsumexp(1)
+
+    def chunk_margin(self, logits: Tensor) -> Tensor:
+        """Calibrated log-odds of a virus, fp32 (n,), of logits of rows or chunks (n, K)."""
+        return self.virus_margin(logits) / self.chunk_temperature
+
+    def context_margin(self, logits: Tensor) -> Tensor:
+        """Calibrated log-odds of a virus, fp32 (C,), of logits of chunks in the context of their contigs (C, K)."""
+        return self.virus_margin(logits) / self.context_temperature
+
+    def contig_margin(self, logits: Tensor, num_chunks: Tensor) -> Tensor:
+        """Calibrated log-odds of a virus, fp32 (R,), of logits of contigs (R, K) with so many scored chunks (R,)."""
+        intercept, slope = self.contig_temperature
+        temperature = intercept + slope * num_chunks.clamp(min=1).float().log()
+        margin: Tensor = self.virus_margin(logits) / temperature.clamp(*TEMPERATURE_BOUNDS)
+        return margin
+
+    @torch.inference_mode()
+    def score_rows(self, features: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
+        """Scores of the codes, after rounding them to fp16."""
+        self._require_width(features)
+        if sizes is None:
+            raise UsageError(
+                "the head is for the longest stop-free stretches and needs their 'sizes', which these vectors lack. Give the "
+                "embeddings.h5 of a predict run."
+            )
+        dna, protein = features.tensor_split([self.spec.dna_width], dim=1)
+        codes = self.row_codes(dna, protein, sizes).half()
+        margin = self.chunk_margin(self.chunk(codes.float()))
+        return {"scores": torch.stack((-margin, margin), dim=1).sigmoid(), "codes": codes}
+
+    @torch.inference_mode()
+    def score_contigs(self, rows: ScoredRows) -> ContigScores:
+        """Scores chunks and contigs from the codes of their rows, which are read in blocks.
+
+        Apart from arguments and result, this takes less than 1 kB a chunk.
+        """
+        first, block_chunks = rows.first_rows, 1 << 13
+        bounds, chunks = np.append(first, len(rows.chunk)), rows.chunk[first]
+        contig = rows.contig[chunks]
+        counts = np.bincount(contig, minlength=rows.num_contigs)
+        codes = torch.empty((len(contig), CODE_WIDTH))
+        logits, context = torch.empty((2, len(contig), len(self.classes)))
+        contig_logits = torch.zeros((rows.num_contigs, len(self.classes)))
+        embedding = torch.zeros((rows.num_contigs, CODE_WIDTH))
+        # Blocks of contigs are scored in parallel, which takes less than threads that share each small product.
+        with fixed_threads(1):
+            for begin in range(0, len(first), block_chunks):
+                end = min(begin + block_chunks, len(first))
+                left, right = int(bounds[begin]), int(bounds[end])
+                number = np.cumsum(np.diff(rows.chunk[left:right], prepend=rows.chunk[left]) > 0)
+                own = torch.from_numpy(rows.read("codes", left, right)).float()
+                codes[begin:end] = self.chunk_codes(own, torch.from_numpy(number), end - begin)
+                logits[begin:end] = self.chunk(codes[begin:end])
+            if len(contig):
+                found = self.contigs(codes, torch.from_numpy(contig), rows.num_contigs)
+                context, contig_logits, embedding = found.context, found.logits, found.embedding
+            is_scored = counts > 0
+            scored = torch.from_numpy(is_scored)
+            if not all(map(is_finite, (logits, context, contig_logits[scored], embedding[scored]))):
+                raise CheckpointError(
+                    "the head gives scores that are not finite: its weights are broken, fetch it again."
+                )
+            p_contig = _probabilities(self.contig_margin(contig_logits, torch.from_numpy(counts)))
+            p_chunk, p_context = map(
+                _probabilities, (self.chunk_margin(logits), self.context_margin(context))
+            )
+            novelty = self.novelty(embedding).double().numpy()
+
+        def spread(values: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
+            """(C, ...) with `values` (S, ...) and `missing` in the others."""
+            spread = np.full((len(rows.contig), *values.shape[1:]), missing, values.dtype)
+            spread[chunks] = values
+            return spread
+
+        return ContigScores(
+            p_chunk=spread(p_chunk, np.nan),
+            p_region=spread(p_context, np.nan),
+            p_contig=np.where(is_scored, p_contig, np.nan),
+            is_novel=is_scored & (novelty > float(self.novelty_limit)),
+            chunk_classes=spread(self._best_classes(logits), -1),
+            contig_classes=np.where(is_scored[:, None], self._best_classes(contig_logits), -1),
+            embedding=np.where(is_scored[:, None], embedding.numpy(), np.float32(np.nan)),
+            novelty=np.where(is_scored, novelty, np.nan),
+        )
+
+    def _best_classes(self, logits: Tensor) -> npt.NDArray[np.int64]:
+        """int64 (n, 2): the class with the highest of the logits (n, K) among those that are no viruses, and among viruses."""
+        virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
+        best = torch.stack((other.argmax(1) + self.spec.num_virus, virus.argmax(1)), dim=1)
+        return np.asarray(best.numpy())
+
+    def row_codes(self, dna: Tensor, protein: Tensor, sizes: Tensor) -> Tensor:
+        """Codes (N, Z) of vectors (N, D_dna) and (N, D_protein); `sizes` (N, 2) are residues of the row and bases of its chunk."""
+        residues, bases = sizes.float().unbind(1)
+        scaled = torch.stack((residues.log2() - 6, 3 * residues / bases), dim=1)
+        codes: Tensor = self.row(torch.cat((self.dna_norm(dna), self.protein_norm(protein), scaled), dim=1))
+        return codes
+
+    def chunk_codes(self, codes: Tensor, chunk: Tensor, num_chunks: int) -> Tensor:
+        """Weighted means (C, Z) of the codes (N, Z) of each chunk's rows."""
+        weight = self.gate(codes).float().clamp(-20, 20).exp()
+        total = weight.new_zeros(num_chunks, 1).index_add_(0, chunk, weight)
+        summed = weight.new_zeros(num_chunks, codes.shape[1]).index_add_(0, chunk, weight * codes.float())
+        means: Tensor = summed / total.clamp(min=1e-9)
+        return means
+
+    def contigs(
+        self, codes: Tensor, contig: Tensor, num_contigs: int, segment_chunks: int = 1 << 12
+    ) -> Contigs:
+        """Reads the chunk codes (C, Z), C > 0, of each contig in their order; `contig` int64 (C,) is ascending.
+
+        A contig without chunks gets logits without a meaning. Long contigs are read in segments, so that apart from its
+        arguments and results this takes memory for `segment_chunks` chunks only.
+        """
+        heads = self.spec.pooling_heads
+        context, weights = [], []
+        pooled = torch.zeros(num_contigs, heads, self.spec.context_width // heads, device=codes.device)
+        for begin in range(0, len(codes), segment_chunks):
+            end = min(begin + segment_chunks, len(codes))
+            hidden = self._hidden(codes, contig, begin, end)
+            weight = self.attention(hidden).float().clamp(-20, 20).exp()
+            values = self.values(hidden).float().unflatten(1, (heads, -1)) * weight.unsqueeze(2)
+            pooled.index_add_(0, contig[begin:end], values)
+            context.append(self.context(hidden))
+            weights.append(weight)
+        weight = torch.cat(weights)
+        total = weight.new_zeros(num_contigs, heads).index_add_(0, contig, weight).clamp(min=1e-9)
+        pooled = (pooled / total.unsqueeze(2)).flatten(1)
+        # torch.bincount would wait for the device.
+        counts = contig.new_zeros(num_contigs).index_add_(0, contig, torch.ones_like(contig))
+        counts = counts.clamp(min=1).unsqueeze(1)
+        mean = codes.new_zeros(num_contigs, codes.shape[1]).index_add_(0, contig, codes) / counts
+        return Contigs(
+            context=torch.cat(context),
+            logits=self.contig(torch.cat((pooled, mean, counts.log()), dim=1)),
+            embedding=functional.normalize(self.embedding(pooled).float(), dim=1),
+            attention=(weight / total[contig]).mean(1),
+        )
+
+    def novelty(self, embedding: Tensor) -> Tensor:
+        """1 - cosine to the nearest centroid, fp32 (R,), 0..2, of embeddings (R, Z) of length 1; NaN without centroids."""
+        if not len(self.centroids):
+            return torch.full((len(embedding),), torch.nan)
+        # In double precision, so that fp32 does not depend on how many are multiplied at a time.
+        centroids = self.centroids.double().T
+        nearest = [(part.double() @ centroids).amax(1) for part in embedding.split(1 << 12)]
+        return (1 - torch.cat(nearest)).clamp(0, MAX_NOVELTY).float()
+
+    def _hidden(self, codes: Tensor, contig: Tensor, begin: int, end: int) -> Tensor:
+        """Hidden states (n, W) of the chunks begin..end-1, from these and all chunks that they depend on."""
+        reach = sum(_DILATIONS) * (_KERNEL // 2)
+        first, last = max(0, begin - reach), min(end + reach, len(codes))
+        hidden: Tensor = self.enter(codes[first:last])
+        for block in self.blocks:
+            hidden = block(hidden, contig[first:last])
+        return hidden[begin - first : end - first]
+
+
+class _Linear(nn.Linear):
+    """Multiplies in blocks of fixed shape on the CPU: rounding depends on the shape, and no contig should on others in the file."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(n, I) -> (n, O)."""
+        if self.training or rows.device.type != "cpu":
+            return super().forward(rows)
+        block_rows = 256
+        *blocks, last = rows.split(block_rows)
+        blocks.append(functional.pad(last, (0, 0, 0, block_rows - len(last))))
+        return torch.cat([super(_Linear, self).forward(block) for block in blocks])[: len(rows)]
+
+
+class _Block(nn.Module):
+    """A dilated depthwise convolution along the contig, then a feed-forward layer, each with its residual."""
+
+    def __init__(self, width: int, dilation: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        # Its weights are applied below, so that chunks of other contigs count as zeros.
+        self.mix = nn.Conv1d(width, width, _KERNEL, dilation=dilation, groups=width)
+        self.feed = nn.Sequential(
+            nn.LayerNorm(width),
+            _Linear(width, 2 * width),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            _Linear(2 * width, width),
+        )
+
+    def forward(self, hidden: Tensor, contig: Tensor) -> Tensor:
+        """(C, W) -> (C, W) for chunks of ascending contigs (C,)."""
+        assert self.mix.bias is not None
+        [dilation] = self.mix.dilation
+        reach = dilation * (_KERNEL // 2)
+        normed = functional.pad(self.norm(hidden), (0, 0, reach, reach))
+        neighbour = functional.pad(contig, (reach, reach), value=-1)
+        hidden = hidden + self.mix.bias
+        for tap, weight in enumerate(self.mix.weight[:, 0].unbind(1)):
+            place = slice(tap * dilation, tap * dilation + len(contig))
+            is_own = (neighbour[place] == contig).to(normed.dtype).unsqueeze(1)
+            hidden.addcmul_(normed[place] * is_own, weight)
+        fed: Tensor = hidden + self.feed(hidden)
+        return fed
 
 
 def load_head(path: Path) -> Head:
-    """Reads a head of the kind that its file states, in evaluation mode.
-
-    Raises:
-        CheckpointError: the file is damaged, or is no head.
-    """
-    return load_contig_head(path) if read_purpose(path).frames == "longest" else load_classifier(path)
+    """Reads a head of the kind that its file states; see `Head.load`."""
+    kinds: dict[FrameRule, type[Head]] = {kind.frames: kind for kind in (MLPClassifier, ContigHead)}
+    return kinds[read_purpose(path).frames].load(path)
 
 
-def save_head(head: Head, path: Path, facts: Mapping[str, Any]) -> None:
+def save_head(head: Head, path: Path, facts: Mapping[str, Any] | None = None) -> None:
     """Writes a head as fp32 safetensors, atomically and reproducibly; `facts` go into the metadata as JSON."""
-    if isinstance(head, ContigHead):
-        save_contig_head(head, path, facts)
-    else:
-        save_classifier(head, path, facts)
+    state = {
+        name: tensor.detach().cpu().float().contiguous()
+        for name, tensor in head.state_dict().items()
+        if name != "bn1.num_batches_tracked"
+    }
+    # One entry: safetensors writes several in an order that changes from process to process.
+    stated = {**(facts or {}), **head.facts}
+    metadata = {HEAD_METADATA: json.dumps(stated, sort_keys=True)} if stated else None
+    with atomic_path(path) as temporary:
+        save_file(state, temporary, metadata=metadata)
 
 
-def describe_inputs(head: Head) -> str:
-    """What a head takes, in words."""
-    if isinstance(head, ContigHead):
-        return f"DNA and protein vectors of {head.spec.dna_width} and {head.spec.protein_width} numbers"
-    return f"{head.in_features} features"
-
-
-def takes_widths(head: Head, dna: int, protein: int) -> bool:
-    """Whether a head takes DNA and protein vectors of these widths."""
-    if isinstance(head, ContigHead):
-        return (head.spec.dna_width, head.spec.protein_width) == (dna, protein)
-    return head.in_features == dna + protein
+def _probabilities(margin: Tensor) -> npt.NDArray[np.float64]:
+    # torch's sigmoid rounds the last few values of an array differently.
+    return np.asarray(np.exp(-np.logaddexp(0.0, -margin.double().numpy())))
 
 
 @contextmanager

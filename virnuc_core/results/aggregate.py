@@ -36,13 +36,12 @@ from virnuc_core.results.embeddings import (
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
-from virnuc_core.specs import CODE_WIDTH, Family
+from virnuc_core.specs import CODE_WIDTH, FRAME_KINDS, Family
 
 _POOLING: Final[dict[Family, str]] = {
     "dnabert_s": "mean over all tokens, [CLS] and [SEP] included",
     "esm2": "mean over residues, BOS and EOS excluded",
 }
-_HDF5_CHUNK_BYTES: Final = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -97,8 +96,9 @@ def shard_columns(
         columns[CODES] = result.codes
     if plan.kind == "embed":
         columns[LENGTHS] = store.record_length[shard.begin : shard.end]
-    if plan.frames == "longest":
+    if STARTS in FRAME_KINDS[plan.frames].row_datasets:
         columns[STARTS] = store.frame_start[shard.begin : shard.end]
+    if SIZES in FRAME_KINDS[plan.frames].row_datasets:
         columns[SIZES] = store.sizes(np.arange(shard.begin, shard.end))
     return columns
 
@@ -141,7 +141,7 @@ class _GrowingDataset:
     def __init__(self, file: h5py.File, name: str, num_rows: int, width: int, dtype: Any) -> None:
         shape = (num_rows, width) if width else (num_rows,)
         row_bytes = max(1, width) * np.dtype(dtype).itemsize
-        chunks = (min(num_rows, max(1, _HDF5_CHUNK_BYTES // row_bytes)), *shape[1:])
+        chunks = (min(num_rows, max(1, (1 << 20) // row_bytes)), *shape[1:])
         compression = "gzip" if np.dtype(dtype).kind == "S" else None
         options = {"chunks": chunks, "fletcher32": True, "compression": compression} if num_rows else {}
         self._dataset = file.create_dataset(name, shape, dtype, **options)
@@ -170,11 +170,14 @@ def _create_datasets(file: h5py.File, plan: RunPlan, store: FrameStore) -> dict[
         forms[SCORES] = 2, np.dtype(np.float32)
     if plan.kind == "embed":
         forms[LENGTHS] = 0, np.dtype(np.int64)
-    if plan.frames == "longest":
-        forms[STARTS] = 0, np.dtype(np.int64)
-        forms[SIZES] = 2, np.dtype(np.int64)
-    if plan.frames == "longest" and plan.head is not None:
-        forms[CODES] = CODE_WIDTH, np.dtype(np.float16)
+    kind = FRAME_KINDS[plan.frames]
+    further = kind.row_datasets if plan.head is None else (*kind.row_datasets, *kind.head_datasets)
+    known = {
+        STARTS: (0, np.dtype(np.int64)),
+        SIZES: (2, np.dtype(np.int64)),
+        CODES: (CODE_WIDTH, np.dtype(np.float16)),
+    }
+    forms |= {name: known[name] for name in further}
     return {name: _GrowingDataset(file, name, plan.num_rows, *form) for name, form in forms.items()}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 import h5py
 import numpy as np
@@ -44,24 +44,10 @@ SIZES: Final = "sizes"  # see `FrameStore.sizes`
 FRAMES: Final = "frames"  # attribute: the FrameRule of the rows
 MATRICES: Final = (*VECTORS.values(), EMBED_VECTORS, FEATURES)
 
-_DATASETS: Final = (*MATRICES, LENGTHS, SCORES, CODES, STARTS, SIZES)
-# dtype kinds and dimensions of the datasets that are not float matrices.
-_FORMS: Final = {
-    **dict.fromkeys(IDS.values(), ("SUO", 1)),
-    LENGTHS: ("i", 1),
-    STARTS: ("i", 1),
-    SIZES: ("i", 2),
-}
 _BLOCK_ROWS: Final = 4096
-_TEXT_BYTES: Final = 1 << 28  # of text of any length, held before it is counted
-_MAX_PICKLE_BYTES: Final = 1 << 26  # about a million names, which torch.save puts into one pickle
-_READ_ERRORS: Final = (*HDF5_ERRORS, EOFError, zipfile.BadZipFile)
 _RUN_AGAIN: Final = "run the command that made it again"
 _EXPECTED: Final = (
     "give the embeddings.h5 of a predict run, the file of an embed run, or the *_merged.pt of VirNucPro"
-)
-_FRAME_ID: Final = re.compile(
-    rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(FRAME_NAMES)})", re.DOTALL
 )
 
 _log = logging.getLogger(__name__)
@@ -89,11 +75,10 @@ class Embeddings:
         self._advice = _RUN_AGAIN if is_own else _EXPECTED
         with self._reading():
             self._file, self._datasets, self.attrs = read(self.path)
-            kind = self.attrs.get("kind")
-            if is_own or kind in IDS:
-                self.kind: str = self.attrs["kind"]
-            else:
-                self.kind = "embed" if EMBED_VECTORS in self._datasets else "predict"
+            kind = self.attrs["kind"] if is_own else self.attrs.get("kind")
+            if kind not in IDS:
+                kind = "embed" if EMBED_VECTORS in self._datasets else "predict"
+            self.kind: str = kind
             own_ids = [IDS[self.kind]] if is_own else IDS.values()
             names = [name for name in own_ids if name in self._datasets]
             if not names:
@@ -212,23 +197,22 @@ class Embeddings:
         if self.kind == "embed":
             columns |= {} if self.lengths is None else {"length": self.lengths}
         else:
-            parts = [_FRAME_ID.fullmatch(name) for name in self.ids]
+            frame_id = re.compile(
+                rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(FRAME_NAMES)})", re.DOTALL
+            )
+            parts = [frame_id.fullmatch(name) for name in self.ids]
             columns["contig"] = [p["contig"] if p else name for p, name in zip(parts, self.ids, strict=True)]
             columns["chunk"] = [int(part["chunk"]) if part else 0 for part in parts]
             columns["frame"] = [part["frame"] if part else "" for part in parts]
             columns |= {} if self.starts is None else {"start": self.starts}
             if self.scores is not None:
                 columns |= {"p_other": self.scores[:, 0], "p_virus": self.scores[:, 1]}
-        table = pd.DataFrame(columns, index=pd.Index(self.ids, name="id"))
-        if not vectors:
-            return table
-        numbers = pd.DataFrame(self.vectors[:], index=table.index, columns=self.vector_names())
-        return pd.concat([table, numbers], axis=1)
-
-    def vector_names(self, name: str | None = None) -> list[str]:
-        """Column names of a matrix, such as `dna_0`."""
-        widths = {part: self._datasets[part].shape[1] for part in self.matrix(name).names}
-        return [f"{part}_{column}" for part, width in widths.items() for column in range(width)]
+        if vectors:
+            for part in self.matrix().names:
+                columns |= {
+                    f"{part}_{number}": column for number, column in enumerate(self.matrix(part)[:].T)
+                }
+        return pd.DataFrame(columns, index=pd.Index(self.ids, name="id"))
 
     def read_ids(self, begin: int, end: int) -> list[str]:
         """Ids of the rows begin..end-1.
@@ -256,7 +240,7 @@ class Embeddings:
         left = self.path.stat().st_size - sum(
             dataset.id.get_storage_size() for dataset in self._datasets.values()
         )
-        step = max(1, _TEXT_BYTES // max(1, left))
+        step = max(1, (1 << 28) // max(1, left))
         parts = [np.empty(0, object)]
         for first in range(begin, end, step):
             parts.append(texts[first : min(first + step, end)])
@@ -271,6 +255,8 @@ class Embeddings:
         Raises:
             DamagedFileError: they cannot be read, or there is no such dataset.
         """
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+            return self.rows(name, int(rows[0]), int(rows[-1]) + 1)
         distinct, inverse = np.unique(rows, return_inverse=True)  # HDF5 requires ascending, distinct rows
         with self._reading():
             return np.asarray(self._datasets[name][distinct][inverse])
@@ -318,15 +304,12 @@ class Rows:
             IndexError: there are no such rows.
             DamagedFileError: they cannot be read.
         """
-        if isinstance(key, int | np.integer):
-            vector: npt.NDArray[Any] = self[[int(key)]][0]
-            return vector
-        rows = range(len(self))[key] if isinstance(key, slice) else _row_numbers(key, len(self))
-        if isinstance(rows, range) and rows.step == 1:
-            parts = [self._file.rows(name, rows.start, rows.stop) for name in self.names]
-        else:
-            parts = [self._file.pick(name, np.asarray(rows, np.int64)) for name in self.names]
-        return parts[0] if len(parts) == 1 else np.hstack(parts)
+        rows = np.arange(len(self))[key]
+        if rows.ndim > 1:
+            raise IndexError("rows are chosen by a number, a slice, a list of numbers or a mask")
+        parts = [self._file.pick(name, rows.reshape(-1)) for name in self.names]
+        values = parts[0] if len(parts) == 1 else np.hstack(parts)
+        return values if rows.ndim else np.asarray(values[0])
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self[:].astype(dtype or self.dtype, copy=False)
@@ -335,17 +318,15 @@ class Rows:
         return f"<{' and '.join(self.names)}: {self.shape[0]} x {self.shape[1]} {self.dtype}, in {self._file.path}>"
 
 
-class _Content(NamedTuple):
-    file: h5py.File | None
-    datasets: dict[str, Any]
-    attributes: dict[str, Any]
+# The open file, its datasets, and its attributes.
+_Content = tuple[h5py.File | None, dict[str, Any], dict[str, Any]]
 
 
 @contextmanager
 def _reading(path: Path, advice: str) -> Iterator[None]:
     try:
         yield
-    except _READ_ERRORS as error:
+    except (*HDF5_ERRORS, EOFError, zipfile.BadZipFile) as error:
         raise DamagedFileError(f"embeddings file {path} cannot be read ({error}): {advice}.") from error
 
 
@@ -376,16 +357,16 @@ def _reader_of(path: Path) -> Callable[[Path], _Content]:
 def _read_own_hdf5(path: Path) -> _Content:
     file = h5py.File(path, "r")
     attributes = read_attributes(file)
-    return _Content(file, {name: stored_dataset(file, name) for name in file}, attributes)
+    return file, {name: stored_dataset(file, name) for name in file}, attributes
 
 
 def _read_foreign_hdf5(path: Path) -> _Content:
     """Reads another program's HDF5: ids may be text of any length, and unknown datasets are ignored."""
     file = h5py.File(path, "r")
     ids = next(name for name in IDS.values() if name in file)
-    names = [name for name in file if name == ids or name in _DATASETS]
-    datasets = {name: stored_dataset(file, name, text=name == ids) for name in names}
-    return _Content(file, datasets, plain_attributes(file))
+    known = (ids, *MATRICES, LENGTHS, SCORES, CODES, STARTS, SIZES)
+    datasets = {name: stored_dataset(file, name, text=name == ids) for name in file if name in known}
+    return file, datasets, plain_attributes(file)
 
 
 def _read_virnucpro(path: Path) -> _Content:
@@ -397,7 +378,8 @@ def _read_virnucpro(path: Path) -> _Content:
 
     from virnuc_core.models.tensor_files import read_pickle, require_backed
 
-    content = read_pickle(path, max_pickle_bytes=_MAX_PICKLE_BYTES)
+    # About a million names, which torch.save puts into one pickle.
+    content = read_pickle(path, max_pickle_bytes=1 << 26)
     if not isinstance(content, dict) or not {"ids", "data"} <= content.keys():
         raise ValueError("it holds neither ids nor data of merged features")
     ids, data = content["ids"], content["data"]
@@ -411,23 +393,14 @@ def _read_virnucpro(path: Path) -> _Content:
     require_backed(path, [data])
     has_numpy_type = data.dtype in (torch.float16, torch.float32, torch.float64)
     matrix = (data if has_numpy_type else data.float()).detach().numpy()
-    return _Content(None, {IDS["predict"]: np.array(ids, object), FEATURES: matrix}, {})
+    return None, {IDS["predict"]: np.array(ids, object), FEATURES: matrix}, {}
 
 
 def _require_form(name: str, values: h5py.Dataset | npt.NDArray[Any], num_rows: int) -> None:
     """Raises ValueError unless rows, dimensions and dtype are those that a dataset of this name must have."""
-    kinds, dimensions = _FORMS.get(name, ("f", 2))
+    forms = {**dict.fromkeys(IDS.values(), ("SUO", 1)), LENGTHS: ("i", 1), STARTS: ("i", 1), SIZES: ("i", 2)}
+    kinds, dimensions = forms.get(name, ("f", 2))
     is_of_form = values.ndim == dimensions and len(values) == num_rows and values.dtype.kind in kinds
     widths = {SCORES: 2, SIZES: 2, CODES: CODE_WIDTH}
     if not is_of_form or (name in widths and values.shape[1] != widths[name]):
         raise ValueError(f"{name!r} has another form than it must have")
-
-
-def _row_numbers(key: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Row numbers from a NumPy index: numbers, negative ones included, or a mask."""
-    numbers = np.asarray(key)
-    if numbers.dtype == np.bool_ and numbers.shape != (count,):
-        raise IndexError(f"a mask of {numbers.shape} does not fit {count} rows")
-    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iub"):
-        raise IndexError("rows are chosen by a number, a slice, a list of numbers or a mask")
-    return np.arange(count)[numbers if numbers.size else slice(0)]

@@ -1,12 +1,11 @@
 """Calls of one sample at a promised false discovery rate, from calibrated probabilities and the sample's own mixture.
 
-A probability is calibrated for a prior: the share of viruses among the sequences that the calibration saw. A sample has a share
-of its own. It is estimated from the sample's scores alone by maximum likelihood, the probabilities are shifted to it, and the
+A probability is calibrated for as many viruses as others. A sample has a share of its own. It is estimated from the sample's scores alone by maximum likelihood, the probabilities are shifted to it, and the
 calls are the largest set whose mean probability of not being a virus is at most the promised rate.
 
 The promise has to hold for scores that are only about calibrated and for samples of any size, so a `Guard` stands between the
 scores and the calls. Without it, scores with an AUROC of 0.98 that are a fifth too confident (a calibration error of 0.02) give
-35 % false calls for a promise of 10 % where 0.5 % are viruses. `tests.fdr_rates` shows what a guard is worth on labelled sequences.
+35 % false calls for a promise of 10 % where 0.5 % are viruses. The tests show what the guard is worth.
 
 Sources: Saerens, Latinne and Decaestecker (2002), "Adjusting the outputs of a classifier to new a priori probabilities", Neural
 Computation 14, 21-41, for the share; Storey (2003), "The positive false discovery rate: a Bayesian interpretation and the
@@ -20,15 +19,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Bool = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
+from virnuc_core.columns import Bool, Float64
 
-# Of the calibration of heads, in which viruses and others have equal weight.
-DEFAULT_PRIOR: Final = 0.5
-# Halves the interval of log-odds of a share, some 60 wide, to less than the resolution of a double.
-_BISECTIONS: Final = 60
 _LOG_ODDS_BOUND: Final = 30.0
 
 
@@ -57,12 +50,6 @@ class Guard:
     pseudo_viruses: float = 0.5
     pseudo_others: float = 1.5
     caution: float = 0.35
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for values out of range."""
-        positive = self.temperature > 0 and self.pseudo_viruses > 0 and self.pseudo_others > 0
-        if not (positive and 0 <= self.outliers < 1 and self.margin >= 0 and self.caution >= 0):
-            raise ValueError(f"a value is out of range: {self}")
 
 
 DEFAULT_GUARD: Final = Guard()
@@ -93,14 +80,12 @@ class FdrCalls:
     """Calls at a promised false discovery rate.
 
     Attributes:
-        fdr: the promised rate, at most.
         threshold: lowest called probability, on the scale of the probabilities that were given; None without calls.
         is_virus: bool (n,), whether called.
-        expected_fdr: expected share of false calls among the calls, at most `fdr`; 0 without calls.
+        expected_fdr: expected share of false calls among the calls, at most the promised rate; 0 without calls.
         expected_false: expected number of false calls.
     """
 
-    fdr: float
     threshold: float | None
     is_virus: Bool
     expected_fdr: float
@@ -145,23 +130,21 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def estimate_mixture(p_virus: Float64, prior: float = DEFAULT_PRIOR, guard: Guard = DEFAULT_GUARD) -> Mixture:
+def estimate_mixture(p_virus: Float64, guard: Guard = DEFAULT_GUARD) -> Mixture:
     """Estimates the share of viruses of one sample and shifts its probabilities to that share.
 
     The share is the fixed point of the EM algorithm of Saerens et al. with the guard's pseudo-counts; the posterior is
     log-concave, so bisection finds the only one there is.
 
     Args:
-        p_virus: float64 (n,) P(virus), calibrated for `prior`; NaN where not scored.
-        prior: share of viruses that the probabilities are calibrated for, between 0 and 1.
+        p_virus: float64 (n,) P(virus), calibrated for as many viruses as others; NaN where not scored.
         guard: what to allow for.
-
-    Raises:
-        ValueError: a probability or the prior is out of range.
     """
-    _require_share("prior", prior)
     is_scored = ~np.isnan(p_virus)
-    log_ratios = _log_ratios(p_virus[is_scored], prior)
+    with np.errstate(divide="ignore"):
+        log_ratios = np.log(p_virus[is_scored]) - np.log1p(-p_virus[is_scored])
+    # Bounded, so that probabilities of 0 and 1 give finite ones.
+    log_ratios = np.clip(log_ratios, -_LOG_ODDS_BOUND, _LOG_ODDS_BOUND)
     ratios, guarded = np.exp(log_ratios), _guarded_ratios(log_ratios, guard)
     share = _estimated_share(ratios, guard)
     low = min(share, _lower_share(guarded, guard))
@@ -179,13 +162,7 @@ def call_at_fdr(p_virus: Float64, mixture: Mixture, fdr: float) -> FdrCalls:
         p_virus: float64 (n,) the probabilities that `mixture` was estimated from; they rank the sequences.
         mixture: of the same sample.
         fdr: promised rate, between 0 and 1.
-
-    Raises:
-        ValueError: the rate is out of range, or the mixture is of another sample.
     """
-    _require_share("false discovery rate", fdr)
-    if not np.array_equal(np.isnan(p_virus), np.isnan(mixture.p_cautious)):
-        raise ValueError("the mixture is of another sample than the probabilities")
     scored = np.flatnonzero(~np.isnan(p_virus))
     ranked = scored[np.argsort(-p_virus[scored], kind="stable")]
     false = np.cumsum(1 - mixture.p_cautious[ranked])
@@ -196,7 +173,6 @@ def call_at_fdr(p_virus: Float64, mixture: Mixture, fdr: float) -> FdrCalls:
     is_virus[ranked[:count]] = True
     expected_false = float(false[count - 1]) if count else 0.0
     return FdrCalls(
-        fdr=fdr,
         threshold=float(p_virus[ranked[count - 1]]) if count else None,
         is_virus=is_virus,
         expected_fdr=expected_false / max(1, count),
@@ -204,26 +180,12 @@ def call_at_fdr(p_virus: Float64, mixture: Mixture, fdr: float) -> FdrCalls:
     )
 
 
-def call_sample(
-    p_virus: Float64,
-    threshold: float,
-    fdr: float | None = None,
-    prior: float = DEFAULT_PRIOR,
-    guard: Guard = DEFAULT_GUARD,
-) -> SampleCalls | None:
+def call_sample(p_virus: Float64, threshold: float, fdr: float | None = None) -> SampleCalls | None:
     """What is known of a sample called at a false discovery rate, or without one from a threshold on; None without a score.
 
-    Args:
-        p_virus: float64 (n,) as for `estimate_mixture`.
-        threshold: used only without `fdr`.
-        fdr: promised rate, between 0 and 1.
-        prior: share of viruses that the probabilities are calibrated for.
-        guard: what to allow for.
-
-    Raises:
-        ValueError: a value is out of range.
+    `p_virus` (n,) is as for `estimate_mixture`, `fdr` between 0 and 1.
     """
-    mixture = estimate_mixture(p_virus, prior, guard)
+    mixture = estimate_mixture(p_virus)
     if not mixture.scored:
         return None
     found: float | None = threshold
@@ -234,7 +196,7 @@ def call_sample(
         calls = call_at_fdr(p_virus, mixture, fdr)
         found, expected_false, expected_fdr = calls.threshold, calls.expected_false, calls.expected_fdr
     return SampleCalls(
-        prior=prior,
+        prior=0.5,  # heads are calibrated with equal weight of viruses and others
         share=mixture.share,
         share_low=mixture.share_low,
         fdr=fdr,
@@ -242,20 +204,6 @@ def call_sample(
         expected_fdr=expected_fdr,
         expected_false=expected_false,
     )
-
-
-def _require_share(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"the {name} is {value}, and must be between 0 and 1")
-
-
-def _log_ratios(p_virus: Float64, prior: float) -> Float64:
-    """Log p(score | virus) / p(score | other), float64 (n,), bounded so that probabilities of 0 and 1 give finite ones."""
-    if not ((p_virus >= 0) & (p_virus <= 1)).all():
-        raise ValueError("a probability of a virus is not between 0 and 1")
-    with np.errstate(divide="ignore"):
-        log_ratios = np.log(p_virus) - np.log1p(-p_virus) - np.log(prior / (1 - prior))
-    return np.asarray(np.clip(log_ratios, -_LOG_ODDS_BOUND, _LOG_ODDS_BOUND))
 
 
 def _guarded_ratios(log_ratios: Float64, guard: Guard) -> Float64:
@@ -303,7 +251,7 @@ def _log_posterior(ratios: Float64, share: float, guard: Guard) -> float:
 def _bisect(is_below: Callable[[float], bool], high: float) -> float:
     """The share, between log-odds of -_LOG_ODDS_BOUND and `high`, at which `is_below` turns from True to False."""
     low = -_LOG_ODDS_BOUND
-    for _ in range(_BISECTIONS):
+    for _ in range(60):  # to less than the resolution of a double
         middle = (low + high) / 2
         low, high = (middle, high) if is_below(_share_of(middle)) else (low, middle)
     return _share_of(high)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +10,10 @@ import h5py
 
 from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
+from virnuc_core.files import file_digest
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
-from virnuc_core.models.catalogue import read_purpose
-from virnuc_core.models.classifier import classifier_fingerprint
-from virnuc_core.models.contig_head import ContigHead
-from virnuc_core.models.heads import describe_inputs, load_head
+from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings import Embeddings
@@ -29,9 +26,7 @@ from virnuc_core.specs import FRAMES_IN_WORDS, chunks_in_words
 Facts = Iterator[tuple[str, str]]
 
 _RUN_AGAIN: Final = "run the same command again"
-_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_PICKLES_BEGIN: Final = (b"\x80", b"PK")  # a pickle, or a zip file of some
-_SNIFFED_BYTES: Final = 64
+_PROBLEM: Final = "problem"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,63 +71,82 @@ def inspect_path(path: Path) -> Inspection:
     """
     if not os.path.isfile(path) and not os.path.isdir(path):
         raise InputError(f"there is nothing at {path} that can be read: give an existing file or folder.")
-    if path.is_dir() and RunFolder(path).plan.exists():
-        return _inspect_run(RunFolder(path))
     for kind in _possible_kinds(path):
         facts: dict[str, str] = {}
-        problem = _problem(partial(_read_facts, path, kind, facts))
-        if problem is None:
+        problems = []
+        for name, value in _with_errors(_READERS[kind](path)):
+            if name == _PROBLEM:
+                problems.append(value)
+            else:
+                facts[name] = value
+        if not problems:
             break
-    return Inspection(kind=kind, path=path, facts=facts, problems=(problem,) if problem else ())
+    return Inspection(kind=kind, path=path, facts=facts, problems=tuple(problems))
 
 
-def _read_facts(path: Path, kind: str, facts: dict[str, str]) -> None:
-    """Adds facts one by one, so that those before an error stay."""
-    for name, value in _READERS[kind](path):
-        facts[name] = value
-
-
-def _problem(check: Callable[[], object]) -> str | None:
+def _with_errors(facts: Facts) -> Facts:
+    """The facts, and if reading them fails the error as the last one."""
     try:
-        check()
+        yield from facts
     except (DamagedFileError, CheckpointError, MismatchError, InputError) as error:
-        return str(error)
-    return None
+        yield _PROBLEM, str(error)
 
 
-def _inspect_run(folder: RunFolder) -> Inspection:
-    """Reads every shard with its checksums, and compares the results with the SHA-256 in run.json."""
-    facts: dict[str, str] = {}
-    problems: list[str] = []
+def _possible_kinds(path: Path) -> tuple[str, ...]:
+    """Candidates for the kind of a file or folder; one that can be read as none of them is reported as the last."""
+    if path.is_dir():
+        if RunFolder(path).plan.exists():
+            return ("run folder",)
+        return ("frame store",) if StoreMeta.is_in(path) else ("checkpoint",)
+    if h5py.is_hdf5(path):
+        return (recognise_hdf5(path),)
+    with path.open("rb") as file:
+        is_pickled = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip file of some
+    if is_pickled or path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
+        return "head", "checkpoint"
+    return ("sequence file",) if _has_sequences(path) else ("unknown file",)
+
+
+def _has_sequences(path: Path) -> bool:
+    """Whether a file begins as FASTA or FASTQ do, or is compressed and damaged."""
     try:
-        plan = read_plan(folder.plan)
-    except DamagedFileError as error:
-        problems.append(str(error))
-    else:
-        facts.update(_plan_facts(plan))
-        problems += filter(None, [_problem(lambda: _require_store(folder, plan))])
-        missing = missing_shards(folder, [shard.index for shard in plan.shards])
-        present = [shard for shard in plan.shards if shard.index not in set(missing)]
-        found = [
-            _problem(partial(read_shard, folder.shard(shard.index), shard_identity(plan, shard)))
-            for shard in present
-        ]
-        problems += filter(None, found)
-        facts["shards"] = f"{found.count(None)} of {len(plan.shards)} intact"
-        if missing:
-            problems.append(
-                f"{len(missing)} of {len(plan.shards)} shards are still to be computed: {_RUN_AGAIN}."
-            )
-        problems += _changed_results(folder, plan)
-    return Inspection(kind="run folder", path=folder.root, facts=facts, problems=tuple(problems))
+        with reading_text(str(path)) as text:
+            return text.peek(64)[:64].lstrip()[:1] in (b">", b"@")
+    except InputError:
+        return True
 
 
-def _require_store(folder: RunFolder, plan: RunPlan) -> None:
+def _read_run(path: Path) -> Facts:
+    """Reads every shard with its checksums, and compares the results with the SHA-256 in run.json."""
+    folder = RunFolder(path)
+    plan = read_plan(folder.plan)
+    yield from _plan_facts(plan)
+    yield from _with_errors(_require_store(folder, plan))
+    missing = set(missing_shards(folder, [shard.index for shard in plan.shards]))
+    num_intact = 0
+    for shard in plan.shards:
+        if shard.index not in missing:
+            try:
+                read_shard(folder.shard(shard.index), shard_identity(plan, shard))
+                num_intact += 1
+            except (DamagedFileError, MismatchError) as error:
+                yield _PROBLEM, str(error)
+    yield "shards", f"{num_intact} of {len(plan.shards)} intact"
+    if missing:
+        yield (
+            _PROBLEM,
+            f"{len(missing)} of {len(plan.shards)} shards are still to be computed: {_RUN_AGAIN}.",
+        )
+    yield from _with_errors(_read_results(folder, plan))
+
+
+def _require_store(folder: RunFolder, plan: RunPlan) -> Facts:
     store = FrameStore.open(folder.frames)
     _require_unaltered(store)
     if store.meta.content_sha256 != plan.input_digest:
-        raise MismatchError(
-            f"{folder.frames} holds other sequences than the run was planned for: delete it and run again."
+        yield (
+            _PROBLEM,
+            f"{folder.frames} holds other sequences than the run was planned for: delete it and run again.",
         )
 
 
@@ -143,43 +157,16 @@ def _require_unaltered(store: FrameStore) -> None:
         )
 
 
-def _changed_results(folder: RunFolder, plan: RunPlan) -> Iterator[str]:
+def _read_results(folder: RunFolder, plan: RunPlan) -> Facts:
     if not folder.report.exists():
-        yield f"{folder.report} is missing, so the run is not finished: {_RUN_AGAIN}."
+        yield _PROBLEM, f"{folder.report} is missing, so the run is not finished: {_RUN_AGAIN}."
         return
-    try:
-        records = read_records(folder.report)
-    except DamagedFileError as error:
-        yield str(error)
-        return
-    for name, record in records.items():
+    for name, record in read_records(folder.report).items():
         path = folder.root / name if plan.kind == "predict" else folder.embedded
         if not path.exists():
-            yield f"{path} is missing: {_RUN_AGAIN}."
+            yield _PROBLEM, f"{path} is missing: {_RUN_AGAIN}."
         elif FileRecord.of(path) != record:
-            yield f"{path} is not as it was when run.json was written: {_RUN_AGAIN}."
-
-
-def _possible_kinds(path: Path) -> tuple[str, ...]:
-    """Candidates for the kind of a file or folder; one that can be read as none of them is reported as the last."""
-    if path.is_dir():
-        return ("frame store",) if StoreMeta.is_in(path) else ("checkpoint",)
-    if h5py.is_hdf5(path):
-        return (recognise_hdf5(path),)
-    with path.open("rb") as file:
-        is_pickled = file.read(2).startswith(_PICKLES_BEGIN)
-    if is_pickled or path.suffix in _WEIGHT_SUFFIXES:
-        return "head", "checkpoint"
-    return ("sequence file",) if _has_sequences(path) else ("unknown file",)
-
-
-def _has_sequences(path: Path) -> bool:
-    """Whether a file begins as FASTA or FASTQ do, or is compressed and damaged."""
-    try:
-        with reading_text(str(path)) as text:
-            return text.peek(_SNIFFED_BYTES)[:_SNIFFED_BYTES].lstrip()[:1] in (b">", b"@")
-    except InputError:
-        return True
+            yield _PROBLEM, f"{path} is not as it was when run.json was written: {_RUN_AGAIN}."
 
 
 def _plan_facts(plan: RunPlan) -> Facts:
@@ -244,13 +231,11 @@ def _read_checkpoint(path: Path) -> Facts:
 
 def _read_head(path: Path) -> Facts:
     head = load_head(path)
-    yield "features", str(head.in_features)
-    yield "frames", FRAMES_IN_WORDS[read_purpose(path).frames]
-    if isinstance(head, ContigHead):
-        yield "takes", describe_inputs(head)
-        yield "classes", ", ".join(head.spec.classes)
-        yield "centroids", str(len(head.centroids))
-    yield "fingerprint", classifier_fingerprint(path)
+    yield "frames", FRAMES_IN_WORDS[head.frames]
+    yield "takes", head.inputs_in_words
+    if head.classes:
+        yield "classes", ", ".join(head.classes)
+    yield "fingerprint", file_digest(path)
 
 
 def _read_sequences(path: Path) -> Facts:
@@ -263,13 +248,15 @@ def _read_sequences(path: Path) -> Facts:
 
 
 def _refuse(path: Path) -> Facts:
-    raise DamagedFileError(
+    yield (
+        _PROBLEM,
         f"{path} is no shard, embeddings file, model checkpoint, classifier head or sequence file, or it is damaged. Give one of "
-        "these, or the whole folder of a run or of a model."
+        "these, or the whole folder of a run or of a model.",
     )
 
 
 _READERS: Final[dict[str, Callable[[Path], Facts]]] = {
+    "run folder": _read_run,
     "frame store": _read_store,
     "shard": _read_shard,
     "embeddings file": _read_embeddings,

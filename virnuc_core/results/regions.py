@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from virnuc_core.results.calls import DEFAULT_THRESHOLD, Tier
+from virnuc_core.columns import Float64, Int64
+from virnuc_core.results.calls import DEFAULT_THRESHOLD
 from virnuc_core.results.writers import (
     decimals,
     fasta_record,
@@ -35,6 +36,7 @@ from virnuc_core.results.writers import (
     six_decimals,
 )
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.specs import Tier
 
 # Log-odds of virus; the lower half is not viral. MAX_LOG_ODDS and MIN_LOG_ODDS bound the magnitude of a chunk's log-odds.
 LEVELS: Final = np.arange(-3.75, 4.0, 0.5)
@@ -60,14 +62,6 @@ REGION_SCHEMA: Final = pa.schema(
         ("tier", pa.string()),
     ]
 )
-# Allowed unescaped in the first column of GFF3, besides letters and digits.
-_GFF3_PLAIN: Final = ".:^*$@!+_?-|"
-# BED readers take lines with these prefixes for headers.
-_BED_SPECIAL: Final = ("#", "track", "browser")
-_MAX_BED_SCORE: Final = 1000
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,7 +253,10 @@ class RegionFiles:
         lengths: Sequence[int],
         sequence_of: Callable[[int], bytes],
     ) -> None:
-        """Writes the regions of the next contigs; names, lengths in bp, and bases are looked up by contig number."""
+        """Writes the regions of the next contigs; names, lengths in bp, and bases are looked up by contig number.
+
+        In tables, start and end are 1-based and inclusive.
+        """
         regions = list(regions)
         rows: list[dict[str, str | int | float]] = []
         scores = decimals(np.array([region.score for region in regions]), 2).to_pylist()
@@ -270,7 +267,18 @@ class RegionFiles:
             self._write_gff3(f"##sequence-region {gff3_name} 1 {lengths[contig]}\n".encode())
             for number, region in enumerate(own, 1):
                 score, mean_p = scores[len(rows)], means[len(rows)]
-                rows.append(_table_row(names[contig], region))
+                rows.append(
+                    {
+                        "contig": names[contig],
+                        "start": region.start + 1,
+                        "end": region.end,
+                        "length": region.end - region.start,
+                        "chunks": region.chunks,
+                        "score": region.score,
+                        "mean_p": region.mean_p,
+                        "tier": region.tier,
+                    }
+                )
                 cells = {**rows[-1], "score": score, "mean_p": mean_p}.values()
                 self._write_table(("\t".join(map(str, cells)) + "\n").encode())
                 self._write_bed(_bed_line(names[contig], number, region).encode())
@@ -282,28 +290,15 @@ class RegionFiles:
         self._append(pa.Table.from_pylist(rows, REGION_SCHEMA))
 
 
-def _table_row(contig: str, region: Region) -> dict[str, str | int | float]:
-    """A row of regions.parquet; start and end are 1-based and inclusive."""
-    return {
-        "contig": contig,
-        "start": region.start + 1,
-        "end": region.end,
-        "length": region.end - region.start,
-        "chunks": region.chunks,
-        "score": region.score,
-        "mean_p": region.mean_p,
-        "tier": region.tier,
-    }
-
-
 def _bed_line(contig: str, number: int, region: Region) -> str:
     """A line of BED6: 0-based, half-open; the score is ten times that of the region, clipped to 0..1000."""
-    if contig.startswith(_BED_SPECIAL):
+    # BED readers take lines with these prefixes for headers.
+    if contig.startswith(("#", "track", "browser")):
         contig = f"%{ord(contig[0]):02X}{contig[1:]}"
-    score = min(max(round(10 * region.score), 0), _MAX_BED_SCORE)
+    score = min(max(round(10 * region.score), 0), 1000)
     return f"{contig}\t{region.start}\t{region.end}\tregion_{number}_{region.tier}\t{score}\t.\n"
 
 
 def _gff3_name(name: str) -> str:
     """Percent-encodes, in UTF-8, what the first column does not allow. Source: the specification of GFF3 1.26."""
-    return quote(name, safe=_GFF3_PLAIN).replace("~", "%7E")
+    return quote(name, safe=".:^*$@!+_?-|").replace("~", "%7E")

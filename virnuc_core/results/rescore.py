@@ -4,7 +4,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from virnuc_core.inference.shard import (
 from virnuc_core.models.catalogue import resolve_head
 from virnuc_core.models.heads import load_head
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.embeddings import FEATURES, SCORES, SIZES, VECTORS, Embeddings
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
@@ -33,8 +32,6 @@ from virnuc_core.results.tables import FRAME_COLUMNS, frame_lines, write_tables
 from virnuc_core.results.writers import header_line, open_stream
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-
-_BLOCK_ROWS: Final = 2048
 
 
 def score_run(run: Path, head: str, out: Path) -> RunReport:
@@ -57,7 +54,9 @@ def score_run(run: Path, head: str, out: Path) -> RunReport:
         raise UsageError(f"{run} holds no predict run: only those have tables.")
     old.require_own_series()
     new_head = plan_head(head, old.models, old.chunk_length, old.frames)
-    plan = replace(old, head=new_head, embeddings="none", warnings=_warnings(old, run))
+    is_rounded = old.embeddings != "float32"
+    note = f"Scored from the {old.embeddings} vectors of {run.name}: a run with this head may differ in the last digits."
+    plan = replace(old, head=new_head, embeddings="none", warnings=(note,) if is_rounded else ())
     store = FrameStore.open(source.frames)
     with open_run_folder(out, force=False) as folder, Embeddings(source.embeddings, own=True) as file:
         matrices = _matrices_of_both_models(file)
@@ -70,18 +69,10 @@ def score_run(run: Path, head: str, out: Path) -> RunReport:
             raise MismatchError(f"{out} holds another run: choose another --out.")
         _write_shards(folder, plan, store, file, matrices)
         work = aggregate(folder, plan, store)
-        counts = write_tables(folder, store, plan.threshold, contig_head_of(plan), plan.fdr)
+        counts = write_tables(folder, store, load_planned_head(new_head), plan.threshold, plan.fdr)
         report = RunReport(plan=plan, out=str(out), counts=counts, work=work, lanes=(), seconds={}, links={})
         write_report(folder.report, report)
     return report
-
-
-def _warnings(plan: RunPlan, run: Path) -> tuple[str, ...]:
-    if plan.embeddings == "float32":
-        return ()
-    return (
-        f"Scored from the {plan.embeddings} vectors of {run.name}: a run with this head may differ in the last digits.",
-    )
 
 
 def _copy_store(source: Path, target: Path) -> None:
@@ -110,7 +101,7 @@ def _write_shards(
         shard = plan.shards[index]
         rows = np.arange(shard.begin, shard.end)
         vectors = [_finite_rows(file, name, shard.begin, shard.end) for name in matrices]
-        found = scorer.score(*vectors, sizes=store.sizes(rows) if plan.frames == "longest" else None)
+        found = scorer.score(*vectors, sizes=store.sizes(rows))
         counters = ShardCounters(frames=len(rows), residues=0, bases=0, models=())
         result = ShardResult(dna=None, protein=None, counters=counters, **found)
         write_shard(folder.shard(index), result, shard_identity(plan, shard))
@@ -133,18 +124,12 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
         matrices = _matrices_of_both_models(file)
         chunk_length = file.attrs.get("chunk_length") or None
         scorer = Scorer(load_head(resolve_head(head, chunk_length, file.frames)), "cpu")
-        needs_sizes = file.frames == "longest"
-        if needs_sizes and SIZES not in file:
-            raise UsageError(
-                f"{file.path} has no {SIZES!r}, which a head for the longest stop-free stretches needs. Give the embeddings.h5 "
-                "of a predict run."
-            )
         with open_stream(out) as write:
             write(header_line(FRAME_COLUMNS))
-            for begin in range(0, len(file), _BLOCK_ROWS):
-                end = min(begin + _BLOCK_ROWS, len(file))
+            for begin in range(0, len(file), 2048):
+                end = min(begin + 2048, len(file))
                 parts = [_finite_rows(file, name, begin, end) for name in matrices]
-                sizes = file.rows(SIZES, begin, end) if needs_sizes else None
+                sizes = file.rows(SIZES, begin, end) if SIZES in file else None
                 ids = pa.array(file.read_ids(begin, end), pa.string())
                 write(frame_lines(ids, scorer.score(*parts, sizes=sizes)[SCORES]))
         return len(file)

@@ -14,7 +14,6 @@ from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.models.catalogue import CATALOGUE
-from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
@@ -91,17 +90,6 @@ class RunReport:
         return {model.family: float(f"{model.packing_efficiency:.4g}") for model in self.work.models}
 
     @property
-    def sample(self) -> SampleCalls | None:
-        """Viruses of the sample, and what to expect of its calls; None for open reading frames, and without any score."""
-        return self.counts.sample if self.counts else None
-
-    @property
-    def _counts(self) -> dict[str, int]:
-        """Numbers alone, empty for an embed run."""
-        counts = asdict(self.counts) if self.counts else {}
-        return {name: number for name, number in counts.items() if name != "sample"}
-
-    @property
     def lane_rows(self) -> list[dict[str, str | float]]:
         """See `lane_row`."""
         return [lane_row(lane) for lane in self.lanes]
@@ -111,6 +99,8 @@ class RunReport:
         """The content of run.json; `plan.json` lists the shards."""
         plan = asdict(self.plan)
         del plan["shards"], plan["schema_version"]
+        counts = asdict(self.counts) if self.counts else {"sample": None}
+        sample = counts.pop("sample")
         found = {package: installed_version(package) for package in ("python", *REPORTED_PACKAGES)}
         versions = {"virnuc": self.plan.virnuc_version} | {name: text for name, text in found.items() if text}
         return {
@@ -120,8 +110,8 @@ class RunReport:
             "plan_fingerprint": self.plan.fingerprint,
             "out": self.out,
             **plan,
-            "counts": self._counts or None,
-            "sample": asdict(self.sample) if self.sample else None,
+            "counts": counts or None,
+            "sample": sample,
             "work": asdict(self.work),
             "shards": {"total": len(self.plan.shards), "computed": self.num_computed},
             "stage_seconds": dict(self.seconds),

@@ -13,8 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from virnuc_core.columns import Bool, Float64
 from virnuc_core.env_config import available_threads
 from virnuc_core.errors import MismatchError
+from virnuc_core.models.scores import ContigScores, ScoredRows
 from virnuc_core.plain_text import cell_text
 from virnuc_core.prefetcher import Prefetcher
 from virnuc_core.results.calls import (
@@ -24,13 +26,10 @@ from virnuc_core.results.calls import (
     VIRUS,
     ChunkCalls,
     ContigCalls,
-    ContigScores,
     call_chunks,
     call_contigs,
-    call_scored_chunks,
-    call_scored_contigs,
 )
-from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
+from virnuc_core.results.embeddings import SCORES, Embeddings
 from virnuc_core.results.fdr import SampleCalls, call_sample
 from virnuc_core.results.regions import ChunkScores, Region, RegionFiles, find_regions
 from virnuc_core.results.writers import (
@@ -47,68 +46,42 @@ from virnuc_core.results.writers import (
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
-from virnuc_core.specs import FrameRule
+from virnuc_core.specs import FRAME_KINDS, FrameRule
 
 if TYPE_CHECKING:
-    from virnuc_core.models.contig_head import ContigHead
+    from virnuc_core.models.heads import Head
 
-_PREDICTION_SCHEMA: Final = pa.schema(
-    [
-        ("contig", pa.string()),
-        ("chunk", pa.int64()),
-        ("start", pa.int64()),
-        ("end", pa.int64()),
-        ("best_frame", pa.string()),
-        ("p_virus", pa.float64()),
-        ("call", pa.string()),
-        ("status", pa.string()),
-    ]
-)
-_CONTIG_SCHEMA: Final = pa.schema(
-    [
-        ("contig", pa.string()),
-        ("record", pa.int64()),
-        ("length", pa.int64()),
-        ("chunks", pa.int64()),
-        ("scored_chunks", pa.int64()),
-        ("viral_chunks", pa.int64()),
-        ("share_viral", pa.float64()),
-        ("mean_p", pa.float64()),
-        ("call", pa.string()),
-        ("tier", pa.string()),
-    ]
-)
-_CLASS: Final = pa.field("class", pa.string())
-PREDICTION_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
-    "open": _PREDICTION_SCHEMA,
-    "longest": _PREDICTION_SCHEMA.append(_CLASS),
-}
-CONTIG_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
-    "open": _CONTIG_SCHEMA,
-    "longest": pa.schema([*_CONTIG_SCHEMA, ("p_virus", pa.float64()), _CLASS, ("novelty", pa.float64())]),
-}
-# The column that contigs are called from.
-CALL_COLUMN: Final[dict[FrameRule, str]] = {"open": "mean_p", "longest": "p_virus"}
-SCORED: Final = "scored"
-_STATUS_WITHOUT_FRAME: Final[dict[FrameRule, str]] = {"open": "no_open_frame", "longest": "no_stretch"}
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
-_HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
 _BLOCK_CHUNKS: Final = 1 << 15
-_BLOCK_ROWS: Final = 1 << 16
-# More would wait for the thread that writes.
-_MOST_THREADS: Final = 4
 
 R = TypeVar("R")
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 _log = logging.getLogger(__name__)
 
 
+def prediction_schema(frames: FrameRule) -> pa.Schema:
+    """Columns of the table of chunks."""
+    own = ("contig", "chunk", "start", "end", "best_frame", "p_virus", "call", "status")
+    return _schema(*own, *FRAME_KINDS[frames].chunk_columns)
+
+
+def contig_schema(frames: FrameRule) -> pa.Schema:
+    """Columns of the table of contigs."""
+    counts = ("record", "length", "chunks", "scored_chunks", "viral_chunks")
+    own = ("contig", *counts, "share_viral", "mean_p", "call", "tier")
+    return _schema(*own, *FRAME_KINDS[frames].contig_columns)
+
+
+def _schema(*names: str) -> pa.Schema:
+    texts = ("contig", "best_frame", "call", "status", "tier", "class")
+    types = dict.fromkeys(texts, pa.string())
+    types |= dict.fromkeys(("p_virus", "share_viral", "mean_p", "novelty"), pa.float64())
+    return pa.schema([(name, types.get(name, pa.int64())) for name in names])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCounts:
-    """Counts of a run; `sample` is None for open reading frames, and without any score."""
+    """Counts of a run; `sample` is None for heads that are not calibrated, and without any score."""
 
     records: int
     rejected: int
@@ -126,15 +99,16 @@ class TableCounts:
 def write_tables(
     folder: RunFolder,
     store: FrameStore,
+    head: "Head",
     threshold: float = DEFAULT_THRESHOLD,
-    head: "ContigHead | None" = None,
     fdr: float | None = None,
+    block_chunks: int = _BLOCK_CHUNKS,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
-    `threshold` is the probability from which the call is virus; `head` is that of a run over the longest stretches, and None for
-    another run. With `fdr`, contigs are called at this false discovery rate at most instead: all of them are scored before, and
-    again for the tables, so that no more than their probabilities is kept.
+    `head` is that of the run, `threshold` the probability from which the call is virus. With `fdr`, contigs are called at this false
+    discovery rate at most instead: all of them are scored before, and again for the tables, so that no more than their
+    probabilities is kept. Blocks have about `block_chunks` chunks.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -149,18 +123,20 @@ def write_tables(
             )
         sample, contig_threshold = None, threshold
         if fdr is not None:
-            assert head is not None
-            with scoring_contigs(head, store, embeddings) as blocks:
+            with scoring_contigs(head, store, embeddings, block_chunks) as blocks:
                 sample = call_sample(_joined(block.p_contig for block in blocks), threshold, fdr)
             found = sample.threshold if sample else None
             contig_threshold = math.inf if found is None else found
-        caller = _Caller(store, embeddings, head, threshold, contig_threshold)
+
+        def call(block: tuple[int, int]) -> _Block:
+            return _call_block(block, store, embeddings, head, threshold, contig_threshold)
+
         tables = _Tables(folder, store, threshold, stack)
-        with _in_parallel(caller.call, store, head) as called:
+        with _in_parallel(call, store, block_chunks) as called:
             for block in called:
                 tables.add(block)
-        if head is not None and fdr is None:
-            sample = call_sample(_joined(tables.p_contig), threshold)
+        if FRAME_KINDS[head.frames].is_calibrated and fdr is None:
+            sample = call_sample(_joined(tables.p_call), threshold)
         write_rejected = stack.enter_context(open_stream(folder.rejected))
         with store.rejected_path.open("rb") as rejected:
             for line in rejected:
@@ -181,11 +157,11 @@ def write_tables(
     )
 
 
-def contig_blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
+def contig_blocks(store: FrameStore, block_chunks: int = _BLOCK_CHUNKS) -> Iterator[tuple[int, int]]:
     """Chunk ranges (begin, end) that end at contig boundaries."""
     begin = 0
     while begin < store.num_chunks:
-        last_record = store.chunk_record[min(begin + _BLOCK_CHUNKS, store.num_chunks) - 1]
+        last_record = store.chunk_record[min(begin + block_chunks, store.num_chunks) - 1]
         end = int(np.searchsorted(store.chunk_record, last_record, side="right"))
         yield begin, end
         begin = end
@@ -193,47 +169,48 @@ def contig_blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def scoring_contigs(
-    head: "ContigHead", store: FrameStore, embeddings: Embeddings
+    head: "Head", store: FrameStore, embeddings: Embeddings, block_chunks: int = _BLOCK_CHUNKS
 ) -> Iterator[Iterable[ContigScores]]:
     """Gives the scores of all chunks and contigs, in `contig_blocks`, computed ahead."""
 
     def score(block: tuple[int, int]) -> ContigScores:
-        return _score_block(head, store, embeddings, *block)
+        return head.score_contigs(rows_of(store, embeddings, *block))
 
-    with _in_parallel(score, store, head) as blocks:
+    with _in_parallel(score, store, block_chunks) as blocks:
         yield blocks
 
 
 @contextmanager
 def _in_parallel(
-    function: Callable[[tuple[int, int]], R], store: FrameStore, head: "ContigHead | None"
+    function: Callable[[tuple[int, int]], R], store: FrameStore, block_chunks: int
 ) -> Iterator[Iterable[R]]:
     """Applies a function to `contig_blocks` in several threads, and gives the results in order."""
-    threads = min(available_threads(), _MOST_THREADS)
-    with ExitStack() as stack:
-        if head is not None:
-            from virnuc_core.models.heads import fixed_threads  # imports torch
-            from virnuc_core.results.contig_scores import SCORING_THREADS
+    from virnuc_core.models.heads import fixed_threads  # imports torch
 
-            # Also here, since new threads take over the number of the last one that set it.
-            stack.enter_context(fixed_threads(SCORING_THREADS))
-        yield stack.enter_context(Prefetcher(function, contig_blocks(store), depth=threads, threads=threads))
+    # More would wait for the thread that writes.
+    threads = min(available_threads(), 4)
+    # New threads take over the number of the last one that set it.
+    with (
+        fixed_threads(1),
+        Prefetcher(function, contig_blocks(store, block_chunks), depth=threads, threads=threads) as found,
+    ):
+        yield found
 
 
-def _score_block(
-    head: "ContigHead", store: FrameStore, embeddings: Embeddings, begin: int, end: int
-) -> ContigScores:
-    """Scores chunks begin..end-1 and their contigs, which are whole."""
-    from virnuc_core.results.contig_scores import score_contigs  # imports torch
-
+def rows_of(store: FrameStore, embeddings: Embeddings, begin: int, end: int) -> ScoredRows:
+    """The rows of chunks begin..end-1, which are of whole contigs."""
     first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
     contig = store.chunk_record[begin:end] - store.chunk_record[begin]
-    return score_contigs(
-        head,
-        lambda left, right: embeddings.rows(CODES, first + left, first + right),
-        store.frame_chunk[first:last] - begin,
-        contig,
-        int(contig[-1]) + 1,
+    scores = embeddings.rows(SCORES, first, last)  # read once for rows, chunks and contigs
+
+    def read(name: str, left: int, right: int) -> npt.NDArray[Any]:
+        return scores[left:right] if name == SCORES else embeddings.rows(name, first + left, first + right)
+
+    return ScoredRows(
+        read=read,
+        chunk=store.frame_chunk[first:last] - begin,
+        contig=contig,
+        num_contigs=int(contig[-1]) + 1,
     )
 
 
@@ -248,7 +225,6 @@ class _Block:
     Attributes:
         first_contig: number in the store.
         frame_lines: of prediction_results.txt, in pieces.
-        p_contig: (R,) calibrated probabilities; empty for open reading frames.
     """
 
     first_contig: int
@@ -260,92 +236,67 @@ class _Block:
     contig_calls: ContigCalls
     contigs: pa.Table
     contig_lines: bytes
-    p_contig: Float64
     regions: list[Region]
 
 
-@dataclass(frozen=True, slots=True)
-class _Caller:
-    """Calls blocks of whole contigs: virus from `threshold` for chunks and from `contig_threshold` for contigs on."""
-
-    store: FrameStore
-    embeddings: Embeddings
-    head: "ContigHead | None"
-    threshold: float
-    contig_threshold: float
-
-    def call(self, block: tuple[int, int]) -> _Block:
-        """Calls chunks begin..end-1 and their contigs."""
-        (begin, end), store = block, self.store
-        first, last = np.searchsorted(store.frame_chunk, block).tolist()
-        scores = self.embeddings.rows(SCORES, first, last)
-        first_contig = int(store.chunk_record[begin])
-        contig = store.chunk_record[begin:end] - first_contig
-        row_chunk, frames = store.frame_chunk[first:last] - begin, store.frame_number[first:last]
-        chunks = call_chunks(scores, row_chunk, frames, end - begin, self.threshold)
-        classes: tuple[str, ...] = ()
-        if self.head is None:
-            p_contig = np.empty(0)
-            contigs = call_contigs(chunks, contig, int(contig[-1]) + 1, self.threshold)
-        else:
-            found = _score_block(self.head, store, self.embeddings, begin, end)
-            classes, p_contig = tuple(map(cell_text, self.head.spec.classes)), found.p_contig
-            chunks = call_scored_chunks(chunks, found, self.threshold)
-            contigs = call_scored_contigs(chunks, contig, found, self.contig_threshold)
-        starts, ends = store.chunk_start[begin:end], store.chunk_end[begin:end]
-        spans = ChunkScores(contig=contig, start=starts, end=ends, p_virus=chunks.p_region)
-        chunk_table = _prediction_table(store, begin, end, chunks, classes)
-        contig_table = _contig_table(store, first_contig, contigs, classes)
-        return _Block(
-            first_contig=first_contig,
-            frame_lines=self._frame_lines(first, scores),
-            chunk_calls=chunks,
-            chunks=chunk_table,
-            chunk_lines=table_lines(chunk_table, self.threshold),
-            highest_scores=_highest_scores(store.chunk_id_column(begin, end), chunks),
-            contig_calls=contigs,
-            contigs=contig_table,
-            contig_lines=table_lines(contig_table, self.contig_threshold),
-            p_contig=p_contig,
-            regions=find_regions(spans, threshold=self.threshold),
-        )
-
-    def _frame_lines(self, first: int, scores: npt.NDArray[np.float32]) -> list[bytes]:
-        """Lines of prediction_results.txt for the rows from `first` on, in pieces."""
-        lines = []
-        for row in range(0, len(scores), _BLOCK_ROWS):
-            part = scores[row : row + _BLOCK_ROWS]
-            ids = self.store.frame_id_column(first + row, first + row + len(part))
-            lines.append(frame_lines(ids, part))
-        return lines
+def _call_block(
+    block: tuple[int, int],
+    store: FrameStore,
+    embeddings: Embeddings,
+    head: "Head",
+    threshold: float,
+    contig_threshold: float,
+) -> _Block:
+    """Calls chunks begin..end-1 virus from `threshold` on, and their contigs from `contig_threshold` on."""
+    begin, end = block
+    first, last = np.searchsorted(store.frame_chunk, block).tolist()
+    first_contig = int(store.chunk_record[begin])
+    rows = rows_of(store, embeddings, begin, end)
+    found = head.score_contigs(rows)
+    chunks = call_chunks(rows, store.frame_number[first:last], found, threshold)
+    contigs = call_contigs(chunks, rows.contig, found, head.tier_rules, contig_threshold)
+    classes = tuple(map(cell_text, head.classes))
+    starts, ends = store.chunk_start[begin:end], store.chunk_end[begin:end]
+    spans = ChunkScores(contig=rows.contig, start=starts, end=ends, p_virus=chunks.p_region)
+    chunk_table = _prediction_table(store, begin, end, chunks, classes)
+    contig_table = _contig_table(store, first_contig, contigs, classes)
+    lines = []
+    for left in range(0, last - first, 1 << 16):
+        right = min(left + (1 << 16), last - first)
+        ids = store.frame_id_column(first + left, first + right)
+        lines.append(frame_lines(ids, rows.read(SCORES, left, right)))
+    return _Block(
+        first_contig=first_contig,
+        frame_lines=lines,
+        chunk_calls=chunks,
+        chunks=chunk_table,
+        chunk_lines=table_lines(chunk_table, threshold),
+        highest_scores=_highest_scores(store.chunk_id_column(begin, end), chunks),
+        contig_calls=contigs,
+        contigs=contig_table,
+        contig_lines=table_lines(contig_table, contig_threshold),
+        regions=find_regions(spans, threshold=threshold),
+    )
 
 
 class _Tables:
-    def __init__(
-        self,
-        folder: RunFolder,
-        store: FrameStore,
-        threshold: float,
-        stack: ExitStack,
-    ) -> None:
+    def __init__(self, folder: RunFolder, store: FrameStore, threshold: float, stack: ExitStack) -> None:
         self.counts: Counter[str] = Counter()
-        self.p_contig: list[Float64] = []
+        self.p_call: list[Float64] = []
         self._store = store
         enter = stack.enter_context
-        prediction_schema, contig_schema = (
-            schemas[store.meta.frames] for schemas in (PREDICTION_SCHEMAS, CONTIG_SCHEMAS)
-        )
+        of_chunks, of_contigs = prediction_schema(store.meta.frames), contig_schema(store.meta.frames)
         self._write_chunks = enter(open_stream(folder.predictions))
-        self._append_chunks = enter(open_parquet(folder.predictions_parquet, prediction_schema))
+        self._append_chunks = enter(open_parquet(folder.predictions_parquet, of_chunks))
         self._write_contigs = enter(open_stream(folder.contigs))
-        self._append_contigs = enter(open_parquet(folder.contigs_parquet, contig_schema))
+        self._append_contigs = enter(open_parquet(folder.contigs_parquet, of_contigs))
         self._write_viral = enter(open_stream(folder.viral_contigs, compress=True))
         self._regions = RegionFiles(folder, stack, threshold)
         self._write_frames = enter(open_stream(folder.prediction_results))
-        highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
+        highest_header = header_line(("Modified_ID", "Is_Virus"))
         self._append_highest = enter(open_sorted_lines(folder.highest_score, highest_header))
-        self._write_chunks(header_line(prediction_schema.names))
-        self._write_contigs(header_line(contig_schema.names))
+        self._write_chunks(header_line(of_chunks.names))
+        self._write_contigs(header_line(of_contigs.names))
         self._write_frames(header_line(FRAME_COLUMNS))
 
     def add(self, block: _Block) -> None:
@@ -363,7 +314,7 @@ class _Tables:
             viral_chunks=int(block.chunk_calls.is_virus.sum()),
             regions=len(block.regions),
         )
-        self.p_contig.append(block.p_contig)
+        self.p_call.append(block.contig_calls.p_call)
 
         def sequence_of(contig: int) -> bytes:
             return self._store.sequence(block.first_contig + contig)
@@ -378,44 +329,42 @@ def _prediction_table(
     store: FrameStore, begin: int, end: int, calls: ChunkCalls, classes: tuple[str, ...]
 ) -> pa.Table:
     """Rows of predictions.tsv for the chunks begin..end-1; start and end are 1-based and inclusive."""
-    is_scored = calls.is_scored
-    schema = PREDICTION_SCHEMAS[store.meta.frames]
-    columns: list[Any] = [
-        store.chunk_names(begin, end),
-        store.chunk_index[begin:end] + 1,
-        store.chunk_start[begin:end] + 1,
-        store.chunk_end[begin:end],
-        pa.array(FRAME_NAMES).take(pa.array(calls.best_frame, mask=~is_scored)),
-        pa.array(calls.p_virus, mask=~is_scored),
-        _call_names(is_scored, calls.is_virus),
-        pc.if_else(pa.array(is_scored), SCORED, _STATUS_WITHOUT_FRAME[store.meta.frames]),
-    ]
+    is_scored, schema = calls.is_scored, prediction_schema(store.meta.frames)
+    columns: dict[str, Any] = {
+        "contig": store.chunk_names(begin, end),
+        "chunk": store.chunk_index[begin:end] + 1,
+        "start": store.chunk_start[begin:end] + 1,
+        "end": store.chunk_end[begin:end],
+        "best_frame": pa.array(FRAME_NAMES).take(pa.array(calls.best_frame, mask=~is_scored)),
+        "p_virus": pa.array(calls.p_virus, mask=~is_scored),
+        "call": _call_names(is_scored, calls.is_virus),
+        "status": pc.if_else(pa.array(is_scored), "scored", FRAME_KINDS[store.meta.frames].missing),
+    }
     if calls.classes is not None:
-        columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
-    return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
+        columns["class"] = pa.array(classes).take(pa.array(calls.classes, mask=~is_scored))
+    return pa.table(columns, schema)
 
 
 def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tuple[str, ...]) -> pa.Table:
-    schema = CONTIG_SCHEMAS[store.meta.frames]
     rows = slice(first, first + len(calls.chunks))
     is_scored = calls.scored_chunks > 0
-    columns: list[Any] = [
-        store.record_names(rows.start, rows.stop),
-        store.record_number[rows],
-        store.record_length[rows],
-        calls.chunks,
-        calls.scored_chunks,
-        calls.viral_chunks,
-        pa.array(calls.viral_chunks / np.maximum(calls.scored_chunks, 1), mask=~is_scored),
-        pa.array(calls.mean_p, mask=~is_scored),
-        _call_names(is_scored, calls.is_virus),
-        calls.tiers,
-    ]
+    columns: dict[str, Any] = {
+        "contig": store.record_names(rows.start, rows.stop),
+        "record": store.record_number[rows],
+        "length": store.record_length[rows],
+        "chunks": calls.chunks,
+        "scored_chunks": calls.scored_chunks,
+        "viral_chunks": calls.viral_chunks,
+        "share_viral": pa.array(calls.viral_chunks / np.maximum(calls.scored_chunks, 1), mask=~is_scored),
+        "mean_p": pa.array(calls.mean_p, mask=~is_scored),
+        "call": _call_names(is_scored, calls.is_virus),
+        "tier": calls.tiers,
+    }
     if calls.classes is not None:
-        columns.append(pa.array(calls.p_call, mask=~is_scored))
-        columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
-        columns.append(pa.array(calls.novelty, from_pandas=True))
-    return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
+        columns["p_virus"] = pa.array(calls.p_call, mask=~is_scored)
+        columns["class"] = pa.array(classes).take(pa.array(calls.classes, mask=~is_scored))
+        columns["novelty"] = pa.array(calls.novelty, from_pandas=True)
+    return pa.table(columns, contig_schema(store.meta.frames))
 
 
 def _call_names(is_scored: Bool, is_virus: Bool) -> pa.StringArray:
@@ -428,7 +377,7 @@ def _highest_scores(chunk_ids: pa.StringArray, calls: ChunkCalls) -> pa.Table:
     Source: `determine_virus` in VirNucPro's prediction.py, written by pandas.
     """
     calls_at_half = pc.if_else(pa.array(calls.p_virus >= 0.5), "True", "False")
-    table = pa.table([chunk_ids, calls_at_half], _HIGHEST_SCORE_COLUMNS)
+    table = pa.table([chunk_ids, calls_at_half], ("chunk", "call"))
     return table.filter(pa.array(calls.is_scored))
 
 

@@ -12,52 +12,58 @@ from pathlib import Path
 from typing import IO, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from isal import igzip_threaded
 
+from virnuc_core.columns import Float32, Float64
 from virnuc_core.files import atomic_path
 
 NOT_AVAILABLE: Final = "NA"
-ROW_GROUP_ROWS: Final = 1 << 16
-_LAST_DECIMAL: Final = 1e-6
-_FASTA_LINE: Final = 80
-_COMPRESSED_BYTES: Final = 1 << 20  # compressed at a time, whatever the writes
-_COMPRESSING_THREADS: Final = 4
-_SORTED_BYTES: Final = 1 << 27  # in memory
-_MERGED_ROWS: Final = 1 << 13  # of each run at a time
-_TEXT_ROWS: Final = 1 << 16  # joined at a time: an array has at most 2 GiB of text
 
 Write = Callable[[bytes], object]
 AppendRows = Callable[[pa.Table], None]
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 
 
 @contextmanager
-def open_stream(path: Path, *, compress: bool = False) -> Iterator[Write]:
-    """A new file of bytes; like those below, it appears when the block ends without an error."""
+def open_stream(path: Path, *, compress: bool = False, block_bytes: int = 1 << 20) -> Iterator[Write]:
+    """A new file of bytes; like those below, it appears when the block ends without an error.
+
+    `block_bytes` are compressed at a time, whatever the writes.
+    """
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         if compress:
-            with _compressing(file) as write:
+            with _compressing(file, block_bytes) as write:
                 yield write
         else:
             yield file.write
 
 
 @contextmanager
-def open_parquet(path: Path, schema: pa.Schema) -> Iterator[AppendRows]:
-    """A new Parquet file, with row groups of `ROW_GROUP_ROWS`."""
+def open_parquet(path: Path, schema: pa.Schema, group_rows: int = 1 << 16) -> Iterator[AppendRows]:
+    """A new Parquet file, with row groups of `group_rows`."""
     with (
         atomic_path(path) as temporary,
         temporary.open("wb") as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
-        groups = _RowGroups(schema, lambda rows: writer.write_table(rows, ROW_GROUP_ROWS))
-        yield groups.append
-        groups.finish()
+        waiting = schema.empty_table()
+
+        def append(rows: pa.Table) -> None:
+            nonlocal waiting
+            waiting = pa.concat_tables([waiting, rows])
+            while len(waiting) >= group_rows:
+                write(waiting.slice(0, group_rows))
+                waiting = waiting.slice(group_rows)
+
+        def write(rows: pa.Table) -> None:
+            # As one chunk, since page boundaries depend on the chunks.
+            writer.write_table(rows.combine_chunks(), group_rows)
+
+        yield append
+        if len(waiting):
+            write(waiting)
 
 
 @contextmanager
@@ -74,52 +80,32 @@ def open_sorted_lines(path: Path, header: bytes) -> Iterator[AppendRows]:
 
 
 @contextmanager
-def _compressing(file: IO[bytes]) -> Iterator[Write]:
+def _compressing(file: IO[bytes], block_bytes: int) -> Iterator[Write]:
     """Compresses into an open file; equal content gives equal bytes, since there is no name or time in the header."""
     waiting = bytearray()
-    with igzip_threaded.open(
-        file, "wb", threads=_COMPRESSING_THREADS, block_size=_COMPRESSED_BYTES
-    ) as compressed:
+    with igzip_threaded.open(file, "wb", threads=4, block_size=block_bytes) as compressed:
 
         def write(content: bytes) -> None:
             waiting.extend(content)
-            whole = len(waiting) - len(waiting) % _COMPRESSED_BYTES
-            for begin in range(0, whole, _COMPRESSED_BYTES):
-                compressed.write(waiting[begin : begin + _COMPRESSED_BYTES])
+            whole = len(waiting) - len(waiting) % block_bytes
+            for begin in range(0, whole, block_bytes):
+                compressed.write(waiting[begin : begin + block_bytes])
             del waiting[:whole]
 
         yield write
         compressed.write(waiting)
 
 
-class _RowGroups:
-    """Regroups rows, so that row group boundaries do not depend on how many rows arrive at a time."""
-
-    def __init__(self, schema: pa.Schema, write_group: AppendRows) -> None:
-        self._write_group = write_group
-        self._waiting = schema.empty_table()
-
-    def append(self, rows: pa.Table) -> None:
-        self._waiting = pa.concat_tables([self._waiting, rows])
-        while len(self._waiting) >= ROW_GROUP_ROWS:
-            self._write(self._waiting.slice(0, ROW_GROUP_ROWS))
-            self._waiting = self._waiting.slice(ROW_GROUP_ROWS)
-
-    def finish(self) -> None:
-        if len(self._waiting):
-            self._write(self._waiting)
-
-    def _write(self, rows: pa.Table) -> None:
-        # As one chunk, since page boundaries depend on the chunks.
-        self._write_group(rows.combine_chunks())
-
-
 class SortedRows:
-    """Sorts rows by their first column of text, `in_memory` bytes at a time: sorted runs in the empty file `spilled`, merged when read."""
+    """Sorts rows by their first column of text, `in_memory` bytes at a time: sorted runs in the empty file `spilled`.
 
-    def __init__(self, spilled: IO[bytes], in_memory: int = _SORTED_BYTES) -> None:
+    They are merged when read, `merged_rows` of each at a time.
+    """
+
+    def __init__(self, spilled: IO[bytes], in_memory: int = 1 << 27, merged_rows: int = 1 << 13) -> None:
         self._spilled = spilled
         self._in_memory = in_memory
+        self._merged_rows = merged_rows
         self._waiting: list[pa.Table] = []
         self._bounds = [0]
 
@@ -129,7 +115,7 @@ class SortedRows:
         if sum(rows.nbytes for rows in self._waiting) >= self._in_memory:
             run = _sorted(self._waiting)
             with pa.ipc.new_stream(self._spilled, run.schema) as stream:
-                stream.write_table(run, _MERGED_ROWS)
+                stream.write_table(run, self._merged_rows)
             self._bounds.append(self._spilled.tell())
             self._waiting.clear()
 
@@ -141,7 +127,7 @@ class SortedRows:
             parts = map(content.slice, self._bounds[:-1], np.diff(self._bounds).tolist())
             runs += [map(_as_table, pa.ipc.open_stream(part)) for part in parts]
         if self._waiting:
-            runs.append(map(_as_table, _sorted(self._waiting).to_batches(_MERGED_ROWS)))
+            runs.append(map(_as_table, _sorted(self._waiting).to_batches(self._merged_rows)))
         return _merged(runs)
 
 
@@ -186,15 +172,15 @@ def header_line(columns: Iterable[str]) -> bytes:
     return "\t".join(columns).encode() + b"\n"
 
 
-def table_lines(table: pa.Table, threshold: float) -> bytes:
-    """Tab-separated rows, with `NOT_AVAILABLE` for nulls and numbers as `six_decimals`."""
-    return joined_lines([_cells(column, threshold) for column in table.columns])
+def table_lines(table: pa.Table, threshold: float, joined_rows: int = 1 << 16) -> bytes:
+    """Tab-separated rows, with `NOT_AVAILABLE` for nulls and numbers as `six_decimals`; see `joined_lines`."""
+    return joined_lines([_cells(column, threshold) for column in table.columns], joined_rows)
 
 
-def joined_lines(columns: Sequence[pa.StringArray | pa.ChunkedArray]) -> bytes:
-    """Tab-separated rows of columns of text without nulls."""
+def joined_lines(columns: Sequence[pa.StringArray | pa.ChunkedArray], joined_rows: int = 1 << 16) -> bytes:
+    """Tab-separated rows of columns of text without nulls, `joined_rows` at a time: an array has at most 2 GiB of text."""
     table = pa.table(list(columns), [str(number) for number in range(len(columns))])
-    return b"".join(map(_joined_batch, table.to_batches(_TEXT_ROWS)))
+    return b"".join(map(_joined_batch, table.to_batches(joined_rows)))
 
 
 def _joined_batch(batch: pa.RecordBatch) -> bytes:
@@ -214,7 +200,7 @@ def _cells(column: pa.ChunkedArray, threshold: float) -> pa.ChunkedArray:
 
 def six_decimals(values: Float64, threshold: float) -> pa.StringArray:
     """Rounds (n,) to six decimals; where that would cross the threshold of a call, to the next value on its own side."""
-    is_near = np.abs(values - threshold) < _LAST_DECIMAL
+    is_near = np.abs(values - threshold) < 1e-6
     text = decimals(values, 6)
     sided = [_six_decimals(value, threshold) for value in values[is_near].tolist()]
     return pc.replace_with_mask(text, pa.array(is_near), pa.array(sided, pa.string()))
@@ -223,7 +209,7 @@ def six_decimals(values: Float64, threshold: float) -> pa.StringArray:
 def _six_decimals(value: float, threshold: float) -> str:
     text = f"{value:.6f}"
     if (float(text) >= threshold) != (value >= threshold):
-        return f"{float(text) + (_LAST_DECIMAL if value >= threshold else -_LAST_DECIMAL):.6f}"
+        return f"{float(text) + (1e-6 if value >= threshold else -1e-6):.6f}"
     return text
 
 
@@ -252,6 +238,6 @@ def shortest_digits(values: Float32) -> pa.StringArray:
 
 
 def fasta_record(name: str, bases: bytes) -> bytes:
-    """A record with `_FASTA_LINE` bases per line, and no description: anvi'o takes the whole header for the name."""
-    lines = (bases[i : i + _FASTA_LINE] for i in range(0, len(bases), _FASTA_LINE))
+    """A record with 80 bases per line, and no description: anvi'o takes the whole header for the name."""
+    lines = (bases[i : i + 80] for i in range(0, len(bases), 80))
     return b"\n".join((f">{name}".encode(), *lines, b""))

@@ -1,33 +1,39 @@
-"""Contigs to fit a ContigHead on, and its losses.
+"""Contigs to fit a ContigHead on, its losses, and how new a contig is to it: centroids of its training contigs.
 
 Used by `virnuc train` and by the training of the bundled models, which fits the encoders along with the head.
 
-Shape legend: N rows, C chunks and R contigs of a batch, Z width of a code, K classes.
+Shape legend: N rows, C chunks and R contigs of a batch, Z width of a code, K classes, P pieces of contigs, M centroids.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional
 
-from virnuc_core.columns import concatenated_ranges
-from virnuc_core.models.contig_head import ContigHead
+from virnuc_core.columns import Bool, Float32, Float64, Int64, concatenated_ranges
+from virnuc_core.models.heads import ContigHead
 from virnuc_core.models.memory import to_device
+from virnuc_core.models.scores import ScoredRows
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 Run = tuple[int, int]  # consecutive chunks of a record: first, end
 
 MOST_CHUNKS: Final = 24
 # Contigs of a batch of about 512 chunks: how many, and their least and greatest number of chunks.
 CONTIG_SIZES: Final = ((128, 1, 1), (32, 2, 3), (24, 4, 8), (10, 9, MOST_CHUNKS))
 _NO_CONTIG: Final = -1
+MOST_CENTROIDS: Final = 512
+# Share of held-out contigs whose calls are not unsure for their novelty alone.
+COVERAGE: Final = 0.8
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,3 +232,62 @@ def _relatives_loss(embedding: Tensor, group: Tensor) -> Tensor:
     counts = is_relative.sum(1)
     each = -(log_share * is_relative).sum(1) / counts.clamp(min=1)
     return each.sum() / (counts > 0).sum().clamp(min=1)
+
+
+def fit_novelty(head: ContigHead, train: Float32, held_out: Float32, source: Int64, seed: int = 0) -> None:
+    """Sets the head's centroids, and the limit that a fifth of held-out pieces exceed, one piece of each source.
+
+    Args:
+        head: that the embeddings are of.
+        train: (P, Z) pieces that it was trained on.
+        held_out: (Q, Z) pieces of other groups of records.
+        source: (Q,) record of each of these.
+        seed: of the clustering and the choice of pieces.
+    """
+    device = head.centroids.device
+    head.centroids = torch.from_numpy(fit_centroids(train, seed)).to(device)
+    order = np.random.default_rng(seed).permutation(len(source))
+    one_of_each = order[np.unique(source[order], return_index=True)[1]]
+    if len(one_of_each):
+        novelty = head.novelty(torch.from_numpy(held_out[one_of_each]).to(device)).cpu().numpy()
+        head.novelty_limit.fill_(float(np.quantile(novelty, COVERAGE, method="inverted_cdf")))
+    _log.info(
+        "novelty: %d centroids of %d pieces; calls are unsure above %.6f, from %d held-out records",
+        len(head.centroids),
+        len(train),
+        head.novelty_limit,
+        len(one_of_each),
+    )
+
+
+def fit_centroids(embeddings: Float32, seed: int = 0) -> Float32:
+    """At most `MOST_CENTROIDS` unit vectors (M, Z) that stand for embeddings (P, Z), by k-means of at most 20,000 of them."""
+    pieces = np.unique(embeddings, axis=0)
+    if len(pieces) > 20_000:
+        pieces = np.random.default_rng(seed).choice(pieces, 20_000, replace=False)
+    if len(pieces) > MOST_CENTROIDS:
+        # In one thread, since the order of sums changes the last digits.
+        with threadpool_limits(1):
+            pieces = KMeans(MOST_CENTROIDS, n_init=1, random_state=seed).fit(pieces).cluster_centers_
+    return np.asarray(pieces / np.linalg.norm(pieces, axis=1, keepdims=True), np.float32)
+
+
+def embed_pieces(head: ContigHead, runs: LabelledRuns, seed: int = 0) -> tuple[Float32, Int64]:
+    """Cuts runs into pieces of 1 to 24 chunks and embeds these, (P, Z); also gives the run of each, (P,)."""
+
+    def read(name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        rows = slice(begin, end)
+        features, sizes = torch.from_numpy(runs.features[rows]), torch.from_numpy(runs.sizes[rows])
+        return np.asarray(head.score_rows(features, sizes)[name].numpy())
+
+    pieces = list(cut_runs(runs.first_chunk, np.random.default_rng(seed)))
+    lengths = np.array([end - first for _, (first, end) in pieces], np.int64)
+    rows = ScoredRows(
+        read=read,
+        chunk=np.repeat(np.arange(len(runs.first_row) - 1), np.diff(runs.first_row)),
+        contig=np.repeat(np.arange(len(pieces)), lengths),
+        num_contigs=len(pieces),
+    )
+    embedding = head.score_contigs(rows).embedding
+    assert embedding is not None
+    return embedding, np.array([run for run, _ in pieces], np.int64)

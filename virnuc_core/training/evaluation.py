@@ -13,9 +13,9 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.files import write_text
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import CALL_COLUMN
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import EVALUATED_RUN, EVALUATION_FILES, RunFolder
+from virnuc_core.specs import FRAME_KINDS, FrameRule
 from virnuc_core.training.heads import known_calls
 from virnuc_core.training.labels import RecordTable
 from virnuc_core.training.metrics import KnownCalls, Metrics, measure
@@ -64,20 +64,20 @@ def measure_run(root: Path, run: RunReport, table: RecordTable) -> Evaluation:
     Raises:
         MismatchError: the run has other records than the table.
     """
-    calls = calls_of_run(RunFolder(root / EVALUATED_RUN), table)
+    calls = calls_of_run(RunFolder(root / EVALUATED_RUN), run.plan.frames, table)
     levels = {level: measure(known) for level, known in calls.items()}
     evaluation = Evaluation(run=run, calls=calls, levels=levels)
     write_text(root / EVALUATION_FILES[0], json.dumps(evaluation.document, indent=1) + "\n")
     return evaluation
 
 
-def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]:
+def calls_of_run(folder: RunFolder, frames: FrameRule, table: RecordTable) -> dict[str, KnownCalls]:
     """Calls of a run by level: chunks and contigs."""
     record: dict[str, int] = {}
     contigs: list[tuple[int, str, str]] = []
     for row in _rows(folder.contigs):
         record[row["contig"]] = int(row["record"]) - 1
-        p_call = row[CALL_COLUMN["longest" if "p_virus" in row else "open"]]
+        p_call = row[FRAME_KINDS[frames].call_column]
         contigs.append((record[row["contig"]], p_call, row["call"]))
     if contigs and max(contigs)[0] >= len(table.names):
         raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")

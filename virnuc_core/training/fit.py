@@ -16,9 +16,15 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS, ContigHead, HeadSpec
-from virnuc_core.models.heads import Head, fixed_threads
+from virnuc_core.columns import Bool, Float64, Int64
+from virnuc_core.models.heads import (
+    TEMPERATURE_BOUNDS,
+    ContigHead,
+    Head,
+    HeadSpec,
+    MLPClassifier,
+    fixed_threads,
+)
 from virnuc_core.training.contigs import (
     ContigBatch,
     ContigSampler,
@@ -30,9 +36,6 @@ from virnuc_core.training.contigs import (
 
 _ROWS_AT_ONCE: Final = 4096
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 Batch = TypeVar("Batch")
 
 _log = logging.getLogger(__name__)

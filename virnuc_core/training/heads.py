@@ -2,38 +2,30 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.columns import Int64
 from virnuc_core.errors import InputError
-from virnuc_core.files import make_folder, write_text
+from virnuc_core.files import file_digest, make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
-from virnuc_core.models.classifier import classifier_fingerprint
-from virnuc_core.models.contig_head import ContigHead, HeadSpec
-from virnuc_core.models.heads import load_head, save_head
-from virnuc_core.results.calls import (
-    ChunkCalls,
-    ContigCalls,
-    call_chunks,
-    call_contigs,
-    call_scored_chunks,
-    call_scored_contigs,
-)
-from virnuc_core.results.contig_scores import score_contigs
+from virnuc_core.models.heads import ContigHead, Head, HeadSpec, load_head, save_head
+from virnuc_core.models.scores import ScoredRows
+from virnuc_core.results.calls import call_chunks, call_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.settings import TrainSettings
 from virnuc_core.specs import InputFile
-from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights
+from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights, embed_pieces, fit_novelty
 from virnuc_core.training.fit import (
     LabelledVectors,
     TrainedHead,
@@ -51,7 +43,6 @@ from virnuc_core.training.labels import (
     read_table,
 )
 from virnuc_core.training.metrics import KnownCalls, Metrics, measure
-from virnuc_core.training.novelty import embed_pieces, fit_novelty
 from virnuc_core.training.split import (
     PARTS,
     TEST,
@@ -63,10 +54,10 @@ from virnuc_core.training.split import (
     subsample,
 )
 
-Int64 = npt.NDArray[np.int64]
-
 # Validation records; with fewer, a head keeps its scores as they are.
 LEAST_TO_CALIBRATE: Final = 10
+
+_NO_FEATURES: Final = np.empty((0, 0), np.float32)
 
 _log = logging.getLogger(__name__)
 
@@ -81,42 +72,6 @@ class PartCounts:
     records: int
     groups: int
     frames: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampledFrames:
-    """A weighted sample of the frames of a part: ascending rows of the frame store and sampling probabilities, arrays (n,)."""
-
-    rows: Int64
-    is_viral: npt.NDArray[np.bool_]
-    weights: npt.NDArray[np.float64]
-
-    def with_features(self, features: npt.NDArray[np.float32]) -> LabelledVectors:
-        """Adds their vectors (n, D)."""
-        return LabelledVectors(features=features, is_viral=self.is_viral, weights=self.weights)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampledRuns:
-    """A weighted sample of the chunks of a part, in runs: ascending rows of the frame store; the rest as in `LabelledRuns`.
-
-    `records` (T,) are the rows of the runs' records in the table.
-    """
-
-    rows: Int64
-    first_row: Int64
-    first_chunk: Int64
-    classes: Int64
-    groups: Int64
-    weights: npt.NDArray[np.float64]
-    records: Int64
-
-    def with_features(self, features: npt.NDArray[np.float32], store: FrameStore) -> LabelledRuns:
-        """Adds their vectors (n, D) and sizes."""
-        own = {
-            name: getattr(self, name) for name in ("first_row", "first_chunk", "classes", "groups", "weights")
-        }
-        return LabelledRuns(features=features, sizes=store.sizes(self.rows), **own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,30 +230,29 @@ def fit_head(
         DamagedFileError: a shard is missing, incomplete or corrupt.
         OSError: the head cannot be written.
     """
-    plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
-    fit = _fit_classifier if plan.frames == "open" else _fit_contig_head
-    trained, work = fit(folder, plan, store, table, split, settings)
-    save_head(trained.head, out, _facts(plan, trained, settings))
-    calls = _test_calls(folder, plan, store, table, split, out)
+    data = TrainingData(folder, read_plan(folder.plan), FrameStore.open(folder.frames), table, split.part)
+    fit = {"open": _fit_classifier, "longest": _fit_contig_head}[data.plan.frames]
+    trained, work = fit(data, settings, calibrate=split.can_calibrate)
+    fitted: dict[str, Any] = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}
+    if trained.contig_temperature is not None:
+        fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
+    save_head(trained.head, out, {**_facts(data.plan), "settings": asdict(settings), **fitted})
+    calls = calls_of_test_records(data, load_head(out))
     warnings = _warnings(split, trained)
     for warning in warnings:
         _log.warning("%s", warning)
     document = {
         "settings": asdict(settings),
         "parts": [asdict(one) for one in split.counts],
-        **_fitted(trained),
+        **fitted,
         "warnings": warnings,
         "history": [asdict(one) for one in trained.history],
         "test": {level: asdict(measure(known)) for level, known in calls.items()},
     }
     write_text(folder.training / "figures.json", json.dumps(document, indent=1) + "\n")
+    fingerprint = file_digest(out)
     return FittedHead(
-        path=out,
-        fingerprint=classifier_fingerprint(out),
-        trained=trained,
-        calls=calls,
-        work=work,
-        warnings=warnings,
+        path=out, fingerprint=fingerprint, trained=trained, calls=calls, work=work, warnings=warnings
     )
 
 
@@ -324,86 +278,79 @@ def _warnings(split: RecordSplit, trained: TrainedHead) -> tuple[str, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """A computed run over labelled records; `part` (R,) indexes `PARTS`."""
+
+    folder: RunFolder
+    plan: RunPlan
+    store: FrameStore
+    table: RecordTable
+    part: npt.NDArray[np.int8]
+
+    def frames_of(self, part: int, sampling_exponent: float) -> tuple[Int64, Int64, npt.NDArray[np.float64]]:
+        """Rows of the frames of a part, their records (rows of the table), and their sampling probabilities, all (n,)."""
+        records = record_of_frames(self.store)
+        rows = np.flatnonzero(self.part[records] == part)
+        own = records[rows]
+        return rows, own, sample_weights(self.table.is_viral[own], self.table.groups[own], sampling_exponent)
+
+
 def _fit_classifier(
-    folder: RunFolder,
-    plan: RunPlan,
-    store: FrameStore,
-    table: RecordTable,
-    split: RecordSplit,
-    settings: HeadSettings,
+    data: TrainingData, settings: HeadSettings, *, calibrate: bool
 ) -> tuple[TrainedHead, ShardCounters]:
-    records = record_of_frames(store)
     rng = np.random.default_rng(settings.trainer.seed)
-    sampled = [
-        sample_frames(table, records, split.part == part, settings.group_power, settings.most_frames, rng)
-        for part in (TRAIN, VALIDATION)
-    ]
-    features, work = read_features(folder, plan, [one.rows for one in sampled])
-    train, validation = (one.with_features(x) for one, x in zip(sampled, features, strict=True))
-    trained = train_head(train, validation, settings.trainer, calibrate=split.can_calibrate)
-    return trained, work
+    sampled = [sample_frames(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
+    features, work = read_features(data, [rows for rows, _ in sampled])
+    train, validation = (
+        replace(vectors, features=x) for (_, vectors), x in zip(sampled, features, strict=True)
+    )
+    return train_head(train, validation, settings.trainer, calibrate=calibrate), work
 
 
 def _fit_contig_head(
-    folder: RunFolder,
-    plan: RunPlan,
-    store: FrameStore,
-    table: RecordTable,
-    split: RecordSplit,
-    settings: HeadSettings,
+    data: TrainingData, settings: HeadSettings, *, calibrate: bool
 ) -> tuple[TrainedHead, ShardCounters]:
-    rng = np.random.default_rng(settings.trainer.seed)
-    sampled = [
-        sample_runs(table, store, split.part == part, settings.group_power, settings.most_frames, rng)
-        for part in (TRAIN, VALIDATION)
-    ]
-    features, work = read_features(folder, plan, [one.rows for one in sampled])
-    train, validation = (one.with_features(x, store) for one, x in zip(sampled, features, strict=True))
-    dna_width, protein_width = (model.spec.embedding_dim for model in plan.models)
-    spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=table.class_names, num_virus=1)
-    trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=split.can_calibrate)
-    head, seed = trained.head, settings.trainer.seed
-    assert isinstance(head, ContigHead)
-    own, _ = embed_pieces(head, train, seed)
-    held_out, run = embed_pieces(head, validation, seed)
-    fit_novelty(head, own, held_out, sampled[1].records[run], seed)
+    seed = settings.trainer.seed
+    rng = np.random.default_rng(seed)
+    sampled = [sample_runs(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
+    features, work = read_features(data, [rows for rows, _, _ in sampled])
+    train, validation = (replace(runs, features=x) for (_, _, runs), x in zip(sampled, features, strict=True))
+    dna_width, protein_width = (model.spec.embedding_dim for model in data.plan.models)
+    classes = data.table.class_names
+    spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=classes, num_virus=1)
+    trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=calibrate)
+    assert isinstance(trained.head, ContigHead)
+    own, _ = embed_pieces(trained.head, train, seed)
+    held_out, run = embed_pieces(trained.head, validation, seed)
+    fit_novelty(trained.head, own, held_out, sampled[1][1][run], seed)
     return trained, work
 
 
-def _test_calls(
-    folder: RunFolder, plan: RunPlan, store: FrameStore, table: RecordTable, split: RecordSplit, head: Path
-) -> dict[str, KnownCalls]:
+def calls_of_test_records(data: TrainingData, head: Head) -> dict[str, KnownCalls]:
     """Calls of the chunks and contigs of the test records, made as in a predict run."""
-    is_test_record = split.part[store.record_number - 1] == TEST
-    chunks, contigs = _call(folder, plan, store, is_test_record, head)
-    own = np.flatnonzero(is_test_record)
-    chunk_rows = store.record_number[store.chunk_record[is_test_record[store.chunk_record]]] - 1
+    store, table = data.store, data.table
+    is_test = data.part[store.record_number - 1] == TEST
+    is_chunk = is_test[store.chunk_record]
+    rows = np.flatnonzero(is_chunk[store.frame_chunk])
+    results = score_frames(data, Scorer(head, "cpu"), rows)
+    scored = ScoredRows(
+        read=lambda name, begin, end: results[name][begin:end],
+        chunk=(np.cumsum(is_chunk) - 1)[store.frame_chunk[rows]],
+        contig=(np.cumsum(is_test) - 1)[store.chunk_record[is_chunk]],
+        num_contigs=int(is_test.sum()),
+    )
+    scores = head.score_contigs(scored)
+    chunks = call_chunks(scored, store.frame_number[rows], scores)
+    contigs = call_contigs(chunks, scored.contig, scores, head.tier_rules)
+    record = store.record_number[is_test] - 1
     return {
-        "chunks": known_calls(chunks.is_virus, chunks.p_virus, chunk_rows, table),
-        "contigs": known_calls(contigs.is_virus, contigs.p_call, store.record_number[own] - 1, table),
+        "chunks": known_calls(chunks.is_virus, chunks.p_virus, record[scored.contig], table),
+        "contigs": known_calls(contigs.is_virus, contigs.p_call, record, table),
     }
 
 
-def _call(
-    folder: RunFolder, plan: RunPlan, store: FrameStore, is_wanted: npt.NDArray[np.bool_], path: Path
-) -> tuple[ChunkCalls, ContigCalls]:
-    """Calls of the chunks and contigs of the records with `is_wanted` (R,)."""
-    is_chunk = is_wanted[store.chunk_record]
-    rows = np.flatnonzero(is_chunk[store.frame_chunk])
-    head = load_head(path)
-    results = score_frames(folder, plan, store, Scorer(head, "cpu"), rows)
-    row_chunk = (np.cumsum(is_chunk) - 1)[store.frame_chunk[rows]]
-    contig = (np.cumsum(is_wanted) - 1)[store.chunk_record[is_chunk]]
-    chunks = call_chunks(results["scores"], row_chunk, store.frame_number[rows], len(contig))
-    if not isinstance(head, ContigHead):
-        return chunks, call_contigs(chunks, contig, int(is_wanted.sum()))
-    codes = results["codes"]
-    scores = score_contigs(head, lambda begin, end: codes[begin:end], row_chunk, contig, int(is_wanted.sum()))
-    chunks = call_scored_chunks(chunks, scores)
-    return chunks, call_scored_contigs(chunks, contig, scores)
-
-
-def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mapping[str, Any]:
+def _facts(plan: RunPlan) -> dict[str, Any]:
     return {
         "virnuc_version": plan.virnuc_version,
         "chunk_length": plan.chunk_length,
@@ -418,16 +365,7 @@ def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mappi
             }
             for model in plan.models
         },
-        "settings": asdict(settings),
-        **_fitted(trained),
     }
-
-
-def _fitted(trained: TrainedHead) -> dict[str, Any]:
-    fitted = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}
-    if trained.contig_temperature is not None:
-        fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
-    return fitted
 
 
 def record_of_frames(store: FrameStore) -> Int64:
@@ -436,65 +374,58 @@ def record_of_frames(store: FrameStore) -> Int64:
 
 
 def sample_frames(
-    table: RecordTable,
-    records: Int64,
-    in_part: npt.NDArray[np.bool_],
-    sampling_exponent: float,
-    max_frames: int,
-    rng: np.random.Generator,
-) -> SampledFrames:
-    """Samples about `max_frames` frames of the records in `in_part` (R,); `records` (F,) is the row of each frame's record."""
-    rows = np.flatnonzero(in_part[records])
-    own = records[rows]
-    weights = sample_weights(table.is_viral[own], table.groups[own], sampling_exponent)
-    left, weights = subsample(weights, max_frames, rng)
-    return SampledFrames(rows=rows[left], is_viral=table.is_viral[own[left]], weights=weights)
+    data: TrainingData, part: int, settings: HeadSettings, rng: np.random.Generator
+) -> tuple[Int64, LabelledVectors]:
+    """Samples about `most_frames` frames of a part: ascending rows of the frame store (n,), and labels still without features."""
+    rows, records, weights = data.frames_of(part, settings.group_power)
+    left, weights = subsample(weights, settings.most_frames, rng)
+    is_viral = data.table.is_viral[records[left]]
+    return rows[left], LabelledVectors(features=_NO_FEATURES, is_viral=is_viral, weights=weights)
 
 
 def sample_runs(
-    table: RecordTable,
-    store: FrameStore,
-    in_part: npt.NDArray[np.bool_],
-    sampling_exponent: float,
-    max_frames: int,
+    data: TrainingData,
+    part: int,
+    settings: HeadSettings,
     rng: np.random.Generator,
-) -> SampledRuns:
-    """Samples runs of up to MOST_CHUNKS consecutive chunks with a row, about `max_frames` frames in all, of the records in `in_part` (R,).
+    most_chunks: int = MOST_CHUNKS,
+) -> tuple[Int64, Int64, LabelledRuns]:
+    """Samples runs of up to `most_chunks` consecutive chunks with a row, about `most_frames` frames in all, of a part.
 
-    Groups are weighted as in `sample_frames`.
+    Groups are weighted as in `sample_frames`. Gives the ascending rows of the frame store (N,), the records of the T runs (rows of
+    the table), and the runs, still without features.
     """
-    records = record_of_frames(store)
-    rows = np.flatnonzero(in_part[records])
-    own = records[rows]
-    weights = sample_weights(table.is_viral[own], table.groups[own], sampling_exponent)
-    chunk_begins = np.flatnonzero(np.diff(store.frame_chunk[rows], prepend=-1))
+    rows, own, weights = data.frames_of(part, settings.group_power)
+    chunk_begins = np.flatnonzero(np.diff(data.store.frame_chunk[rows], prepend=-1))
     chunk_record = own[chunk_begins]
     record_begins = np.flatnonzero(np.diff(chunk_record, prepend=-1))
     counts = np.diff(record_begins, append=len(chunk_record))
     place = np.arange(len(chunk_record)) - np.repeat(record_begins, counts)
-    run_begins = np.flatnonzero(place % MOST_CHUNKS == 0)
+    run_begins = np.flatnonzero(place % most_chunks == 0)
     first_rows = chunk_begins[run_begins]
     # All frames of a record have the same share.
-    share = kept_share(weights, max_frames)[first_rows]
+    share = kept_share(weights, settings.most_frames)[first_rows]
     run_weights = np.add.reduceat(weights, first_rows) / share
     is_kept = rng.random(len(share)) < share
     chunk_counts = np.diff(run_begins, append=len(chunk_begins))
     is_kept_chunk = np.repeat(is_kept, chunk_counts)
     row_counts = np.diff(chunk_begins, append=len(rows))
+    kept = rows[np.repeat(is_kept_chunk, row_counts)]
     record = chunk_record[run_begins[is_kept]]
-    return SampledRuns(
-        rows=rows[np.repeat(is_kept_chunk, row_counts)],
+    runs = LabelledRuns(
+        features=_NO_FEATURES,
+        sizes=data.store.sizes(kept),
         first_row=np.concatenate(([0], np.cumsum(row_counts[is_kept_chunk]))),
         first_chunk=np.concatenate(([0], np.cumsum(chunk_counts[is_kept]))),
-        classes=table.classes[record],
-        groups=table.groups[record],
+        classes=data.table.classes[record],
+        groups=data.table.groups[record],
         weights=run_weights[is_kept] / run_weights[is_kept].sum(),
-        records=record,
     )
+    return kept, record, runs
 
 
 def read_features(
-    folder: RunFolder, plan: RunPlan, wanted: list[Int64]
+    data: TrainingData, wanted: list[Int64]
 ) -> tuple[list[npt.NDArray[np.float32]], ShardCounters]:
     """Reads fp32 vectors (n, D) of several sets of ascending rows (n,), and sums the counters, in one pass over all shards.
 
@@ -502,10 +433,10 @@ def read_features(
         DamagedFileError: a shard is missing, incomplete or corrupt.
         MismatchError: a shard belongs to another run.
     """
-    width = sum(model.spec.embedding_dim for model in plan.models)
+    width = sum(model.spec.embedding_dim for model in data.plan.models)
     features = [np.empty((len(rows), width), np.float32) for rows in wanted]
     counters = []
-    for shard, result in iter_shard_results(folder, plan):
+    for shard, result in iter_shard_results(data.folder, data.plan):
         for rows, filled in zip(wanted, features, strict=True):
             begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
             filled[begin:end] = _features(result)[rows[begin:end] - shard.begin]
@@ -513,19 +444,16 @@ def read_features(
     return features, sum_counters(counters)
 
 
-def score_frames(
-    folder: RunFolder, plan: RunPlan, store: FrameStore, scorer: Scorer, rows: Int64
-) -> dict[str, npt.NDArray[Any]]:
+def score_frames(data: TrainingData, scorer: Scorer, rows: Int64) -> dict[str, npt.NDArray[Any]]:
     """Results of `Scorer.score` for frames with ascending `rows` (n,), computed shard by shard.
 
     Raises:
         DamagedFileError: a shard is missing, incomplete or corrupt.
     """
     parts = []
-    for shard, result in iter_shard_results(folder, plan):
+    for shard, result in iter_shard_results(data.folder, data.plan):
         own = rows[slice(*np.searchsorted(rows, (shard.begin, shard.end)))]
-        sizes = store.sizes(own) if plan.frames == "longest" else None
-        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=sizes))
+        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=data.store.sizes(own)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

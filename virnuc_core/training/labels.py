@@ -23,6 +23,7 @@ from Bio import BiopythonParserWarning, SeqIO
 from Bio.Seq import UndefinedSequenceError
 from Bio.SeqRecord import SeqRecord
 
+from virnuc_core.columns import Int64
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import visible
@@ -33,7 +34,6 @@ VIRAL: Final = "viral"
 OTHER: Final = "other"
 _BEGINNING: Final = b"LOCUS "
 
-Int64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
 

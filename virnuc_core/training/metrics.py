@@ -5,12 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-Bool = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from virnuc_core.columns import Bool, Float64, Int64
 
 # Lower bounds of the record length bins, in bp.
 LENGTH_EDGES: Final = (0, 1_000, 3_000, 10_000, 30_000, 100_000)

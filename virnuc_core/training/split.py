@@ -14,29 +14,18 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from virnuc_core.columns import concatenated_ranges
+from virnuc_core.columns import Bool, Float64, Int64, concatenated_ranges
 from virnuc_core.errors import InputError
 
-Bool = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
 PARTS: Final = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
-_MIN_GROUPS: Final = 3
 
 KMER_LENGTH: Final = 21
 # Minimum share of the shorter record's sampled k-mers that the longer one must have. Genomes that differ in every 13th base
 # share about a fifth of their 21-mers.
 MIN_SHARED_KMERS: Final = 0.2
-# One k-mer in 16 is sampled, fewer if that would exceed _MAX_SAMPLES.
-_SAMPLED: Final = 16
-_MAX_SAMPLES: Final = 1 << 25
-_BLOCK_BASES: Final = 1 << 22
-# Bounds the time to some minutes where very many unrelated records share a k-mer.
-_MAX_PAIRS: Final = 1 << 29
-_BLOCK_PAIRS: Final = 1 << 22
 
 _CODES: Final = np.full(256, 4, np.uint8)
 _CODES[list(b"ACGT")] = range(4)
@@ -67,10 +56,10 @@ def split_records(
     rng = np.random.default_rng(seed)
     for viral, name in ((True, "viral"), (False, "other")):
         own = np.setdiff1d(groups[(is_viral == viral) & is_usable], both)
-        if len(own) < _MIN_GROUPS:
+        if len(own) < 3:
             raise InputError(
                 f"there are too few records to train on: {len(own)} groups of related {name} records that can be used, "
-                f"and at least {_MIN_GROUPS} are needed, one each for training, validation and test. Give more --{name} "
+                f"and at least 3 are needed, one each for training, validation and test. Give more --{name} "
                 "records that are not alike."
             )
         each = min(max(1, round(holdout_fraction * len(own))), (len(own) - 1) // 2)
@@ -114,11 +103,15 @@ def kept_share(weights: Float64, max_frames: int) -> Float64:
 
 
 class KinshipSketches:
-    """Sampled k-mers of records, added one by one."""
+    """Sampled k-mers of records, added one by one: one in 16, fewer if that would exceed `max_samples`.
 
-    def __init__(self, max_samples: int = _MAX_SAMPLES) -> None:
+    `max_pairs` bounds the time to some minutes where very many unrelated records share a k-mer.
+    """
+
+    def __init__(self, max_samples: int = 1 << 25, max_pairs: int = 1 << 29) -> None:
         self._max_samples = max_samples
-        self._limit = (1 << 64) // _SAMPLED
+        self._max_pairs = max_pairs
+        self._limit = (1 << 64) // 16
         self._samples: list[UInt64] = []
         self._digests: list[int] = []
         self._lengths: list[int] = []
@@ -156,7 +149,7 @@ class KinshipSketches:
         owner = record[np.searchsorted(hashes, hashes)]
         links = [_related(record, owner, sizes)]
         found = _components(*links[0], num_records)
-        links += _links_between(record, hashes, found)
+        links += _links_between(record, hashes, found, self._max_pairs)
         shorter, longer = (np.concatenate(side) for side in zip(*links, strict=True))
         groups = np.empty(num_records, np.int64)
         groups[longest_first] = _components(shorter, longer, num_records)
@@ -174,8 +167,9 @@ def join_groups(first: Int64, second: Int64) -> Int64:
 def sampled_kmers(sequence: bytes, limit: int) -> UInt64:
     """Distinct hashes below `limit` of all 21-mers of ACGT only; a 21-mer is hashed on the strand where it is smaller."""
     found = [np.zeros(0, np.uint64)]
-    for begin in range(0, len(sequence) - KMER_LENGTH + 1, _BLOCK_BASES):
-        block = np.frombuffer(sequence[begin : begin + _BLOCK_BASES + KMER_LENGTH - 1], np.uint8)
+    block_bases = 1 << 22
+    for begin in range(0, len(sequence) - KMER_LENGTH + 1, block_bases):
+        block = np.frombuffer(sequence[begin : begin + block_bases + KMER_LENGTH - 1], np.uint8)
         codes = _CODES[block]
         odd = np.append(0, np.cumsum(codes == 4))
         is_clean = odd[KMER_LENGTH:] == odd[:-KMER_LENGTH]
@@ -215,10 +209,12 @@ def _related(shorter: Int64, longer: Int64, sizes: Int64) -> tuple[Int64, Int64]
     return shorter[is_related], longer[is_related]
 
 
-def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tuple[Int64, Int64]]:
+def _links_between(
+    record: Int64, hashes: UInt64, groups: Int64, max_pairs: int
+) -> Iterator[tuple[Int64, Int64]]:
     """Pairs (n,), (n,) of related records in different groups.
 
-    All pairs that share a k-mer are counted, up to `_MAX_PAIRS`; beyond that only those that share one of the smallest hashes,
+    All pairs that share a k-mer are counted, up to `max_pairs`; beyond that only those that share one of the smallest hashes,
     which are a random sample. `record` and the ascending `hashes` are (N,), of sampled k-mers of records numbered by decreasing
     length; `groups` is (R,).
     """
@@ -226,7 +222,7 @@ def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tup
     # A k-mer is paired with the same k-mer in the records of all later groups.
     begin, end = _ends_of_runs(hashes, groups[record]), _ends_of_runs(hashes)
     partners = end - begin
-    num_counted = int(np.searchsorted(np.cumsum(partners), _MAX_PAIRS, side="right"))
+    num_counted = int(np.searchsorted(np.cumsum(partners), max_pairs, side="right"))
     if num_counted < len(hashes):
         num_counted = int(np.searchsorted(hashes, hashes[num_counted]))
     sizes = np.bincount(record[:num_counted], minlength=len(groups))
@@ -234,7 +230,7 @@ def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tup
     meeting = meeting[np.argsort(record[meeting], kind="stable")]
     # A block holds all k-mers of its records. A single record gives at most N pairs: its k-mers are distinct.
     total = np.cumsum(np.bincount(record[meeting], partners[meeting], len(groups)))
-    block = total[record[meeting]] // _BLOCK_PAIRS
+    block = total[record[meeting]] // (1 << 22)
     for rows in np.split(meeting, np.flatnonzero(np.diff(block)) + 1):
         met, _ = concatenated_ranges(begin[rows], partners[rows])
         one, other = np.repeat(record[rows], partners[rows]), record[met]

@@ -1,4 +1,4 @@
-"""ESM-2 token ids against fair-esm and by hand; the DNABERT-S tokenizer on a small vocabulary."""
+"""ESM-2 token ids against fair-esm and by hand, and files that are no tokenizer; tests/golden has those of DNABERT-S."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,12 @@ from pathlib import Path
 import esm
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests.made_hostile import hostile_json, hostile_tokenizers
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError
 
-VOCABULARY = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "A": 3, "C": 4, "G": 5, "T": 6, "AC": 7, "ACAC": 8}
 CRAFTED = hostile_tokenizers()
 USABLE = ("plain", "ids with holes", "endless merges", "no letter")
 HOSTILE = {
@@ -54,53 +52,17 @@ def test_unknown_bytes_empty_proteins_and_a_view_of_some() -> None:
     assert tokens.num_tokens.tolist() == [5, 2, 3]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return make_tokenizer(tmp_path / "tokenizer.json")
-
-
-def make_tokenizer(path: Path, *, special_tokens: bool = True) -> Path:
-    model = models.BPE(vocab=VOCABULARY, merges=[("A", "C"), ("AC", "AC")], unk_token="[UNK]")
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
-    if special_tokens:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-        )
-    tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=12)
-    tokenizer.save(str(path))
-    return path
-
-
-@pytest.mark.parametrize("times", [1, 10_000])  # encoded at once, and in several blocks
-def test_dnabert_ids(path: Path, times: int) -> None:
-    """Truncation and padding of the file are ignored; other letters become one [UNK] each."""
-    strings = ["ACACAC", "", "A", "GTGTGTGT", "ANNac", "AC" * 9]
-    column = ByteColumn.from_strings(["TTT", *strings * times])
-    tokenizer = DnabertTokenizer(path)
-    assert rows_of(tokenizer.encode(column.rows(1, len(column)))) == times * [
-        [1, 8, 7, 2],
-        [1, 2],
-        [1, 3, 2],
-        [1, 5, 6, 5, 6, 5, 6, 5, 6, 2],
-        [1, 3, 0, 0, 0, 0, 2],
-        [1, 8, 8, 8, 8, 7, 2],
-    ]
-    assert rows_of(tokenizer.encode(column.rows(0, 0))) == []
-    assert tokenizer.vocab_size == len(VOCABULARY)
-
-
-def test_the_size_of_a_vocabulary_with_holes_is_that_of_the_highest_id(path: Path) -> None:
+def test_the_size_of_a_vocabulary_with_holes_is_that_of_the_highest_id(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
     path.write_bytes(CRAFTED["ids with holes"])
     assert DnabertTokenizer(path).vocab_size == 5001
 
 
-def test_unusable_files_are_refused(path: Path) -> None:
-    path.write_bytes(CRAFTED["plain"])
+def test_unusable_files_are_refused(tmp_path: Path) -> None:
+    path, plain = tmp_path / "tokenizer.json", CRAFTED["plain"]
+    path.write_bytes(plain)
     assert rows_of(DnabertTokenizer(path).encode(ByteColumn.from_strings(["CN"]))) == [[1, 4, 0, 2]]
-    make_tokenizer(path, special_tokens=False)
+    path.write_text(json.dumps(json.loads(plain) | {"post_processor": None}))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read \(it does not put \[CLS\]"):
         DnabertTokenizer(path)
     for content in HOSTILE.values():

@@ -7,15 +7,13 @@ import pytest
 from prefect.runtime import flow_run
 
 from flows import outputs
-from flows.lanes import lane_name, plan_journal_name, plan_name
+from flows.lanes import lane_journal_name, lane_name, plan_journal_name, plan_name
 from flows.outputs import absolute_path, require_absolute
 from flows.recording import labelled_name, run_name
-from tasks.local_lanes import lane_journal_name
 from virnuc_core.errors import UsageError
 from virnuc_core.settings import PredictSettings
 from virnuc_core.training.labels import LabelledFiles
 
-LANE = {"lane": 3, "shards": (1, 2)}
 FILES = {"viral": ("contigs.fa",), "other": ("absent.fa",)}
 
 
@@ -34,8 +32,7 @@ FILES = {"viral": ("contigs.fa",), "other": ("absent.fa",)}
             {"inputs": ["contigs.fa"], "model": "esm2:8M", "settings": None},
             "embed contigs.fa esm2:8M 1.26 MB",
         ),
-        (lane_name, "embed-lane", {**LANE, "device": "cuda:1"}, "lane-3-cuda:1"),
-        (lane_name, "embed-lane", {**LANE, "device": "cpu", "token": "0123"}, "lane-3 2 shards"),
+        (lane_name, "embed-lane", {"lane": 3, "shards": (1, 2)}, "lane-3 2 shards"),
         (plan_name, "plan-run", {"folder": "/data/results"}, "plan results"),
         (labelled_name, "train", {"files": FILES}, "train contigs.fa and 1 more 1.26 MB"),
         (

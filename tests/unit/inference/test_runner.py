@@ -23,10 +23,8 @@ from virnuc_core.inference.runner import ComputedShard, InferenceRunner, LoadedM
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.classifier import load_classifier
-from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.encoders import Encoder
-from virnuc_core.models.heads import load_head
+from virnuc_core.models.heads import ContigHead, load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend
 
@@ -335,5 +333,5 @@ def test_neighbours_change_no_bit_of_a_score(made_models: MadeModels, rows: tupl
     some = scorer.score(DNA[part], PROTEIN[part])["scores"]
     np.testing.assert_array_equal(some, scores[part], strict=True)
     features = torch.from_numpy(np.concatenate((DNA, PROTEIN), axis=1))
-    expected = load_classifier(made_models.head).virus_probabilities(features).numpy()
+    expected = load_head(made_models.head).score_rows(features)["scores"].numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-6)

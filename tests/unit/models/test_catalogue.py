@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.made_models import GOLDEN
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.models.catalogue import (
     BUNDLED_HEADS,
@@ -22,9 +21,9 @@ from virnuc_core.models.catalogue import (
     require_known_model,
     resolve_head,
 )
-from virnuc_core.models.classifier import MLPClassifier, save_classifier
+from virnuc_core.models.heads import MLPClassifier, save_head
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import CHUNKS_BY_RECORD, chunk_steps
+from virnuc_core.specs import CHUNKS_BY_RECORD, ChunkRule, FrameRule, chunk_steps
 
 
 def test_names_are_unique_and_published_models_pinned_to_a_commit() -> None:
@@ -43,15 +42,6 @@ def test_a_model_is_found_by_each_of_its_names(name: str) -> None:
     assert [entry.family for entry in find_entries("tiny", None)] == ["esm2", "dnabert_s"]
 
 
-def test_what_can_be_the_name_of_a_model_or_head(tmp_path: Path) -> None:
-    for name in ("tiny", "facebook/esm2_t33_650M_UR50D", "random:3B", "someone/something", str(tmp_path)):
-        require_known_model(name, "esm2")
-    assert set(BUNDLED_HEADS) == {"tiny"}
-    assert all(resolve_head(name) == path for name, path in BUNDLED_HEADS.items())
-    (tmp_path / "mine.pth").touch()
-    assert resolve_head(str(tmp_path / "mine.pth")) == tmp_path / "mine.pth"
-
-
 @pytest.mark.parametrize(
     "name",
     ["3b-large", "random:4B", "DNABERT-S", "/not/a/path", "a\0b", "x" * 5000, "~nobody-here/x", "\ud800"],
@@ -63,56 +53,56 @@ def test_what_can_be_no_name(name: str) -> None:
         resolve_head(name)
 
 
-def test_the_head_asked_for_or_the_bundled_one() -> None:
-    assert head_of(RunConfig()) == "tiny"
-    assert head_of(RunConfig(chunk_length=400, esm_model="TINY")) == "tiny"
-    assert head_of(RunConfig(chunk_length=400, esm_model="3B", head="a.pth")) == "a.pth"
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "expected"),
     [
+        ({}, "tiny"),
+        ({"chunk_length": 400, "esm_model": "TINY"}, "tiny"),
+        ({"chunk_length": 400, "esm_model": "3B", "head": "a.pth"}, "a.pth"),
         ({"esm_model": "3B"}, r"no head is bundled for tiny and 3B: give --head"),
         ({"dnabert_model": "/models/mine"}, r"no head is bundled for mine and tiny"),
         ({"esm_model": None}, "need both"),
         ({"dnabert_model": None, "head": "a.pth"}, "need both"),
     ],
 )
-def test_no_head_is_guessed(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_the_head_asked_for_or_the_bundled_one(changes: dict[str, object], expected: str) -> None:
+    if " " not in expected:
+        assert head_of(RunConfig(**changes)) == expected
+        return
+    with pytest.raises(UsageError, match=expected):
         head_of(RunConfig(**changes))
 
 
-def test_a_head_that_states_its_chunk_length_is_for_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("facts", "chunk_length", "frames", "message"),
+    [
+        ({"chunk_length": 300}, 300, None, None),
+        ({"chunk_length": 300}, None, None, None),
+        ({"chunk_length": 300}, 500, None, "of 300 bp, and these have 500 bp. Use --chunk-length 300"),
+        ({"chunk_length": 300}, CHUNKS_BY_RECORD, None, "have 500 bp in records below 2000 bp, 1000 bp. Use"),
+        ({}, 500, "open", None),
+        (None, 500, "open", None),
+        ({}, 500, "longest", "Use a head for those (`virnuc train --frames longest`)"),
+        (None, 500, "longest", "Use a head for those (`virnuc train --frames longest`)"),
+        ({"frames": "longest"}, 500, "longest", None),
+        ({"frames": "longest"}, 500, "open", "Use a head for those (`virnuc train --frames open`)"),
+    ],
+)
+def test_a_head_is_for_the_chunks_and_frames_that_it_states(
+    facts: dict[str, object] | None,
+    chunk_length: ChunkRule | None,
+    frames: FrameRule | None,
+    message: str | None,
+    tmp_path: Path,
+) -> None:
     head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
-    assert resolve_head(str(head), 300) == resolve_head(str(head)) == head
-    message = (
-        r"head\.safetensors was trained for chunks of 300 bp, and these have 500 bp\. Use --chunk-length 300"
-    )
-    with pytest.raises(MismatchError, match=message):
-        resolve_head(str(head), 500)
-    with pytest.raises(MismatchError, match="was trained for chunks of 300 bp"):
-        require_head(RunConfig(chunk_length=500, head=str(head)))
-    save_classifier(MLPClassifier(8), head)
-    for stating_nothing in (head, GOLDEN / "classifier" / "pickled_module.pth"):
-        assert resolve_head(str(stating_nothing), 500) == stating_nothing
-
-
-def test_a_head_that_states_its_frames_is_for_no_others(tmp_path: Path) -> None:
-    head = tmp_path / "head.safetensors"
-    for facts, own, other in (
-        ({"frames": "longest"}, "longest", "open"),
-        ({}, "open", "longest"),
-        (None, "open", "longest"),
-    ):
-        save_classifier(MLPClassifier(8), head, facts)
-        assert frames_of(RunConfig(head=str(head))) == own
-        assert resolve_head(str(head), frames=own) == resolve_head(str(head)) == head
-        with pytest.raises(MismatchError, match=rf"Use a head for those \(`virnuc train --frames {other}`\)"):
-            resolve_head(str(head), frames=other)
-    assert frames_of(RunConfig()) == "longest"
-    assert frames_of(RunConfig(head=str(head), frames="longest")) == "longest"
+    save_head(MLPClassifier(8), head, facts)
+    assert frames_of(RunConfig(head=str(head))) == (facts or {}).get("frames", "open")
+    if message is None:
+        assert resolve_head(str(head), chunk_length, frames) == head
+        return
+    with pytest.raises(MismatchError, match=re.escape(message)):
+        resolve_head(str(head), chunk_length, frames)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +120,7 @@ def test_the_head_chooses_the_chunk_length(
     tmp_path: Path, facts: dict[str, object], chosen: int | str | None, expected: int | str | None
 ) -> None:
     head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(8), head, facts)
+    save_head(MLPClassifier(8), head, facts)
     config = RunConfig(chunk_length=chosen, head=str(head))
     require_head(config)
     assert chunk_rule_of(config) == expected
@@ -142,13 +132,6 @@ def test_the_bundled_head_is_for_chunks_of_every_length() -> None:
         assert resolve_head("tiny", rule, "longest") == BUNDLED_HEADS["tiny"]
     with pytest.raises(MismatchError, match=r"head tiny was trained for the longest stop-free stretches"):
         resolve_head("tiny", 500, "open")
-
-
-def test_records_cut_by_their_length_are_not_for_a_head_of_one_length(tmp_path: Path) -> None:
-    head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
-    with pytest.raises(MismatchError, match=r"these have 500 bp in records below 2000 bp, 1000 bp\. Use"):
-        resolve_head(str(head), CHUNKS_BY_RECORD)
 
 
 @pytest.mark.parametrize(

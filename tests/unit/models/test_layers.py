@@ -67,17 +67,6 @@ def test_packing_changes_no_bit_and_rows_do_not_depend_on_each_other(dtype: torc
         assert torch.equal(packed.multiply(x[begin:end], "gelu"), together[begin:end])
 
 
-def test_the_residual_of_dropout_and_of_a_post_norm_layer() -> None:
-    layer, norm = nn.Linear(8, 8), nn.LayerNorm(8)
-    x, residual = torch.randn(4, 8), torch.randn(4, 8)
-    total, normed = linear_add_norm(layer, x, residual, norm, layer, dropout=1.0)
-    assert torch.equal(total, residual)
-    assert torch.equal(normed, norm(residual))
-    added_to, normed = linear_add_norm(layer, x, residual, norm, layer, normed_residual=True)
-    assert torch.equal(added_to, normed)
-    torch.testing.assert_close(normed, norm(residual + layer(x)))
-
-
 def test_fp8_rows_are_within_the_rounding_of_e4m3() -> None:
     matrix = torch.randn(7, 64, generator=torch.Generator().manual_seed(0))
     matrix *= 10.0 ** torch.arange(-3, 4)[:, None]

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import hypothesis.strategies as st
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,10 +26,11 @@ from virnuc_core.errors import (
     VirnucError,
 )
 from virnuc_core.inference.shard import read_shard, shard_identity
-from virnuc_core.models.classifier import MLPClassifier, save_classifier
+from virnuc_core.models.heads import MLPClassifier, save_head
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.rescore import score_embeddings
+from virnuc_core.specs import FRAMES_IN_WORDS
 
 NO_CHECKSUMS = "carries no checksums of virnuc"
 
@@ -308,18 +310,22 @@ def test_a_file_without_names_is_damaged(path: Path, tmp_path: Path) -> None:
             Embeddings(file, own=own)
 
 
-def test_the_same_head_gives_the_same_scores(
-    path: Path, finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
+def test_the_same_head_gives_the_same_scores_and_one_for_other_frames_none(
+    each_run: MadeRun, made_models: MadeModels, tmp_path: Path
 ) -> None:
-    out, head = tmp_path / "scores.tsv", str(made_models.head)
-    assert score_embeddings(path, head, out) == finished_run.store.num_frames
-    old, new = (file.read_text().splitlines() for file in (finished_run.folder.prediction_results, out))
-    assert [line.split("\t")[0] for line in new] == [line.split("\t")[0] for line in old]
-    for left, right in zip(old[1:], new[1:], strict=True):
-        values = [[float(text) for text in line.split("\t")[2:]] for line in (left, right)]
-        assert values[0] == pytest.approx(values[1], abs=1e-6)
-    score_embeddings(path, str(make_head(tmp_path / "other.safetensors", 192, seed=3)), out)
-    assert out.read_text().splitlines() != new
+    out, path = tmp_path / "scores.tsv", each_run.folder.embeddings
+    assert each_run.plan.head is not None
+    own, heads = each_run.plan.head.location, (made_models.head, made_models.longest_head)
+    assert score_embeddings(path, own, out) == each_run.store.num_frames
+    old, new = (
+        pd.read_csv(file, sep="\t", index_col=0) for file in (each_run.folder.prediction_results, out)
+    )
+    pd.testing.assert_frame_equal(old, new, atol=1e-6)
+    [other] = [head for head in heads if str(head) != own]
+    words = FRAMES_IN_WORDS[each_run.plan.frames]
+    with pytest.raises(MismatchError, match=f"of chunks, and these vectors are of their {words}"):
+        score_embeddings(path, str(other), out)
+    pd.testing.assert_frame_equal(pd.read_csv(out, sep="\t", index_col=0), new)
 
 
 def test_hostile_ids_cannot_tear_the_table_of_scores(
@@ -340,7 +346,7 @@ def test_hostile_ids_cannot_tear_the_table_of_scores(
 
 
 def test_heads_that_do_not_fit(path: Path, tmp_path: Path) -> None:
-    save_classifier(MLPClassifier(192), tmp_path / "300.safetensors", {"chunk_length": 300})
+    save_head(MLPClassifier(192), tmp_path / "300.safetensors", {"chunk_length": 300})
     make_head(tmp_path / "wide.safetensors", 100)
     for head, error, message in (
         ("wide.safetensors", MismatchError, "100"),

@@ -14,13 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from tests.fdr_rates import MixtureDesign, ObservedRates, observe_rates
 from virnuc_core.results.fdr import (
     Guard,
     call_at_fdr,
     estimate_mixture,
 )
-from virnuc_core.training.metrics import calibration_error
 
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
@@ -54,7 +52,7 @@ class Distortion:
 
 
 CALIBRATED = Distortion()
-# As far off as the bar of 0.03 for the calibration error allows; see the test of it.
+# Calibration errors of 0.01 to 0.03.
 MISCALIBRATED = {
     "overconfident": Distortion(slope=1.2),
     "underconfident": Distortion(slope=0.8),
@@ -72,15 +70,15 @@ def called(p_virus: list[float], fdr: float, guard: Guard = TRUSTING) -> list[bo
     return [bool(each) for each in call_at_fdr(array, mixture, fdr).is_virus]
 
 
-@given(PROBABILITIES, RATES, RATES, st.sampled_from([TRUSTING, Guard(), Guard(caution=3, outliers=0.5)]))
-@example([], 0.5, 0.05, Guard())
-@example([math.nan], 0.5, 0.05, Guard())
-@example([0.0], 0.5, 0.05, Guard())
-@example([1.0] * 30, 0.5, 0.05, Guard())
-@example([0.0] * 30, 0.001, 0.999, Guard())
-def test_any_sample(values: list[float], prior: float, fdr: float, guard: Guard) -> None:
+@given(PROBABILITIES, RATES, st.sampled_from([TRUSTING, Guard(), Guard(caution=3, outliers=0.5)]))
+@example([], 0.05, Guard())
+@example([math.nan], 0.05, Guard())
+@example([0.0], 0.05, Guard())
+@example([1.0] * 30, 0.05, Guard())
+@example([0.0] * 30, 0.999, Guard())
+def test_any_sample(values: list[float], fdr: float, guard: Guard) -> None:
     p_virus = np.array(values, np.float64)
-    mixture = estimate_mixture(p_virus, prior, guard)
+    mixture = estimate_mixture(p_virus, guard)
     is_scored = ~np.isnan(p_virus)
     assert 0 <= mixture.share_low <= mixture.share <= 1
     assert mixture.scored == is_scored.sum()
@@ -120,7 +118,7 @@ def test_calls_by_hand() -> None:
     assert mixture.p_virus == pytest.approx(p_virus, nan_ok=True)
     calls = call_at_fdr(p_virus, mixture, 0.055)
     assert np.flatnonzero(calls.is_virus).tolist() == [0, 2, 4]
-    assert (calls.threshold, calls.fdr) == (0.9, 0.055)
+    assert calls.threshold == 0.9
     assert calls.expected_false == pytest.approx(0.16)
     assert calls.expected_fdr == pytest.approx(0.16 / 3)
     nothing = call_at_fdr(p_virus, mixture, 0.005)
@@ -133,21 +131,18 @@ def test_equal_probabilities_are_called_together() -> None:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.9])
-@pytest.mark.parametrize("prior", [0.5, 0.1])
-def test_the_share_is_that_of_maximum_likelihood(share: float, prior: float) -> None:
+def test_the_share_is_that_of_maximum_likelihood(share: float) -> None:
     p_virus, is_viral = CALIBRATED.sequences(40_000, 2.5, seed=1)
     rows = np.concatenate((np.flatnonzero(is_viral)[: round(20_000 * share)], np.flatnonzero(~is_viral)))
     rows = rows[: round(20_000 * share) + round(20_000 * (1 - share))]
     ratios = p_virus[rows] / (1 - p_virus[rows])
-    # Calibrated for another prior.
-    stated = ratios * prior / (1 - prior)
-    mixture = estimate_mixture(stated / (1 + stated), prior, TRUSTING)
+    mixture = estimate_mixture(p_virus[rows], TRUSTING)
     best = minimize_scalar(lambda at: -np.log1p(at * (ratios - 1)).sum(), bounds=(0, 1), method="bounded")
     assert mixture.share == pytest.approx(best.x, abs=1e-4)
     assert mixture.share == pytest.approx(share, abs=0.012)
     # The fixed point of EM.
     assert mixture.p_virus.mean() == pytest.approx(mixture.share, abs=1e-6)
-    lower = estimate_mixture(stated / (1 + stated), prior, replace(TRUSTING, caution=2)).share_low
+    lower = estimate_mixture(p_virus[rows], replace(TRUSTING, caution=2)).share_low
     assert mixture.share - 0.02 < lower < mixture.share
 
 
@@ -160,33 +155,6 @@ def test_the_guard_bounds_ratios_and_shrinks_small_samples() -> None:
     assert estimate_mixture(np.array([])).share_low < 0.25
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.1, math.inf])
-def test_probabilities_out_of_range(value: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        estimate_mixture(np.array([0.5, value]))
-
-
-def test_settings_out_of_range() -> None:
-    p_virus = np.array([0.5, math.nan])
-    mixture = estimate_mixture(p_virus)
-    for rate in (0.0, 1.0, math.nan):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            call_at_fdr(p_virus, mixture, rate)
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            estimate_mixture(p_virus, prior=rate)
-    with pytest.raises(ValueError, match="another sample"):
-        call_at_fdr(p_virus[::-1], mixture, 0.05)
-    for wrong in (
-        {"temperature": 0.0},
-        {"outliers": 1.0},
-        {"pseudo_others": 0.0},
-        {"caution": -1.0},
-        {"margin": -0.1},
-    ):
-        with pytest.raises(ValueError, match="out of range"):
-            Guard(**wrong)
-
-
 def test_a_single_sequence_can_be_called() -> None:
     assert called([0.9999], 0.05, Guard()) == [True]
     assert called([0.9], 0.05, Guard()) == [False]
@@ -196,18 +164,36 @@ def test_a_single_sequence_can_be_called() -> None:
     assert not any(called([0.99] + [0.001] * 199, 0.05, Guard()))
 
 
-@pytest.mark.parametrize("name", MISCALIBRATED)
-def test_the_distortions_are_moderate(name: str) -> None:
-    p_virus, is_viral = MISCALIBRATED[name].sequences(100_000, 2.5, seed=2)
-    error = calibration_error(p_virus, is_viral, np.ones(len(p_virus)))
-    assert error is not None
-    assert (0.01 if name != "outliers" else 0) < error < 0.03
+@dataclass(frozen=True)
+class ObservedRates:
+    """Over all samples: calls, mean share of false calls, share of false calls among all calls, and recall."""
+
+    calls: int
+    fdr: float
+    pooled_fdr: float
+    recall: float
 
 
-def rates(distortion: Distortion, design: MixtureDesign, fdr: float, guard: Guard) -> ObservedRates:
-    """An AUROC of 0.98."""
+def rates(
+    distortion: Distortion, share: float, size: int, repeats: int, fdr: float, guard: Guard
+) -> ObservedRates:
+    """What becomes of a promise in samples drawn with replacement, with scores of an AUROC of 0.98."""
     p_virus, is_viral = distortion.sequences(200_000, 2.9, seed=3)
-    return observe_rates(p_virus, is_viral, design, fdr, guard=guard)
+    rng = np.random.default_rng(0)
+    others, viruses = np.flatnonzero(~is_viral), np.flatnonzero(is_viral)
+    counts = np.empty((repeats, 3), np.int64)
+    for repeat in range(repeats):
+        viral = int(rng.binomial(size, share))
+        sample = p_virus[np.concatenate((rng.choice(viruses, viral), rng.choice(others, size - viral)))]
+        is_called = call_at_fdr(sample, estimate_mixture(sample, guard), fdr).is_virus
+        counts[repeat] = viral, is_called.sum(), is_called[viral:].sum()
+    viral_total, calls, false = counts.sum(0).tolist()
+    return ObservedRates(
+        calls=calls,
+        fdr=float((counts[:, 2] / np.maximum(1, counts[:, 1])).mean()),
+        pooled_fdr=false / max(1, calls),
+        recall=(calls - false) / viral_total,
+    )
 
 
 @pytest.mark.parametrize("share", [0.005, 0.05, 0.5])
@@ -215,12 +201,11 @@ def rates(distortion: Distortion, design: MixtureDesign, fdr: float, guard: Guar
 def test_the_promise_is_kept(name: str, share: float) -> None:
     distortion = MISCALIBRATED.get(name, CALIBRATED)
     # Ten viruses a sample, and more samples of them.
-    design = MixtureDesign(share=share, size=2000, repeats=60 if share == 0.005 else 10)
+    repeats = 60 if share == 0.005 else 10
     for fdr, most in ((0.05, 0.07), (0.1, 0.13)):
-        observed = rates(distortion, design, fdr, Guard())
+        observed = rates(distortion, share, 2000, repeats, fdr, Guard())
         assert observed.fdr <= most
         if observed.calls >= 100:
-            assert observed.pooled_fdr is not None
             assert observed.pooled_fdr <= most
 
 
@@ -229,28 +214,16 @@ def test_the_promise_is_kept(name: str, share: float) -> None:
 def test_the_promise_is_kept_in_small_samples(name: str, share: float) -> None:
     distortion = MISCALIBRATED.get(name, CALIBRATED)
     for fdr, most in ((0.05, 0.07), (0.1, 0.13)):
-        observed = rates(distortion, MixtureDesign(share=share, size=20, repeats=200), fdr, Guard())
+        observed = rates(distortion, share, 20, 200, fdr, Guard())
         assert observed.fdr <= most
 
 
 def test_without_the_guard_the_promise_breaks() -> None:
-    design = MixtureDesign(share=0.01, size=4000, repeats=10)
-    assert rates(CALIBRATED, design, 0.1, TRUSTING).fdr < 0.13
-    assert rates(MISCALIBRATED["overconfident"], design, 0.1, TRUSTING).fdr > 0.2
-    assert rates(MISCALIBRATED["overconfident"], design, 0.1, Guard()).fdr < 0.13
+    assert rates(CALIBRATED, 0.01, 4000, 10, 0.1, TRUSTING).fdr < 0.13
+    assert rates(MISCALIBRATED["overconfident"], 0.01, 4000, 10, 0.1, TRUSTING).fdr > 0.2
+    assert rates(MISCALIBRATED["overconfident"], 0.01, 4000, 10, 0.1, Guard()).fdr < 0.13
 
 
 def test_the_guard_costs_little_where_viruses_are_common() -> None:
-    design = MixtureDesign(share=0.3, size=4000, repeats=5)
-    free, guarded = (rates(CALIBRATED, design, 0.05, guard).recall for guard in (TRUSTING, Guard()))
-    assert free is not None
-    assert guarded is not None
+    free, guarded = (rates(CALIBRATED, 0.3, 4000, 5, 0.05, guard).recall for guard in (TRUSTING, Guard()))
     assert free - 0.15 < guarded < free
-
-
-def test_rates_need_both_kinds() -> None:
-    design = MixtureDesign(share=0.5, size=20, repeats=2)
-    with pytest.raises(ValueError, match="empty"):
-        observe_rates(np.array([0.5]), np.array([True]), design, 0.05)
-    observed = observe_rates(np.array([0.5, 0.5]), np.array([True, False]), replace(design, share=0.0), 0.01)
-    assert observed == ObservedRates(calls=0, fdr=0, pooled_fdr=None, recall=None)

@@ -15,10 +15,8 @@ import pytest
 
 from tests.made_reports import MadeContig, island, many_contigs, write_run
 from virnuc_core.results.fdr import SampleCalls
-from virnuc_core.results.report import reading
-from virnuc_core.results.report.data import LEVELS, NO_SCORE, Limits, gather, histogram, quantise
+from virnuc_core.results.report.data import BINS, LEVELS, NO_SCORE, Limits, gather, histogram, quantise
 from virnuc_core.results.report.page import script_json, write_report_page
-from virnuc_core.results.report.totals import BINS
 from virnuc_core.specs import FrameRule
 
 VIRAL = MadeContig(name="viral", p_virus=(0.9, 0.8, None, 0.7), regions=((1, 2000),), tier="confident")
@@ -27,10 +25,9 @@ REJECTED = [(str(i), f"bad_{i}", "in.fa", "0", "empty sequence" if i % 2 else "n
 HOSTILE = "</script><script>alert(1)</script><!--&amp;\u2028'\""
 
 
-def test_every_number_is_that_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_BATCH_ROWS", 7)
+def test_every_number_is_that_of_the_tables(tmp_path: Path) -> None:
     folder, document = write_run(tmp_path, MADE, rejected=REJECTED)
-    found = gather(folder, document)
+    found = gather(folder, document, Limits(batch_rows=7))
     columns, names = found["contigs"], found["names"]
     table = pq.read_table(folder.contigs_parquet).to_pydict()
     for column, source in {
@@ -140,9 +137,7 @@ def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: 
 
 @pytest.mark.parametrize("frames", ["open", "longest"])
 @pytest.mark.parametrize("limits", [Limits(), Limits(contigs=3, regions=2)])
-def test_rows_read_at_a_time_change_nothing(
-    frames: FrameRule, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_read_at_a_time_change_nothing(frames: FrameRule, limits: Limits, tmp_path: Path) -> None:
     made = [*many_contigs(10), island("a"), VIRAL, island("b"), *many_contigs(4, 2)]
     made = [replace(contig, name=f"{contig.name}_{number}") for number, contig in enumerate(made)]
     made[3] = replace(made[3], regions=((1, 500), (1001, 2000)))
@@ -150,8 +145,7 @@ def test_rows_read_at_a_time_change_nothing(
     whole = gather(folder, document, limits)
     assert whole["totals"]["regions"] == 5
     for rows in (1, 2, 5):
-        monkeypatch.setattr(reading, "_BATCH_ROWS", rows)
-        assert gather(folder, document, limits) == whole
+        assert gather(folder, document, replace(limits, batch_rows=rows)) == whole
 
 
 def test_levels_and_bins_of_probabilities() -> None:

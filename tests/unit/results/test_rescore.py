@@ -18,7 +18,7 @@ from tests.made_models import (
 )
 from virnuc_core.errors import DamagedFileError, InputError, MismatchError, UsageError
 from virnuc_core.inference.plan import write_plan
-from virnuc_core.models.contig_head import save_contig_head
+from virnuc_core.models.heads import save_head
 from virnuc_core.results.inspect import inspect_path
 from virnuc_core.results.rescore import score_run
 from virnuc_core.run_folder import RunFolder
@@ -31,7 +31,7 @@ def other_head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     if request.param == "open":
         make_head(path, 2 * WIDTH, seed=5)
     else:
-        save_contig_head(make_contig_head(WIDTH, WIDTH, seed=5), path, {})
+        save_head(make_contig_head(WIDTH, WIDTH, seed=5), path, {})
     return request.param, path
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_scored(
         wide = make_head(tmp_path / "wide.safetensors", 100)
     else:
         wide = tmp_path / "wide.safetensors"
-        save_contig_head(make_contig_head(100, 92), wide, {})
+        save_head(make_contig_head(100, 92), wide, {})
     with pytest.raises(MismatchError, match=r"takes .*100"):
         score_run(run.folder.root, str(wide), out)
     with pytest.raises(InputError, match="no finished run"):

@@ -3,29 +3,41 @@
 import csv
 import gzip
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import torch
 from Bio import SeqIO
 
 from tests.made_hostile import HOSTILE_NAMES
-from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, plan_run
+from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, copy_of, plan_run
 from tests.made_reports import slow_lines
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.results import tables, writers
+from virnuc_core.inference import CPU_LIBRARIES
+from virnuc_core.models.heads import ContigHead, load_head
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.embeddings import Embeddings
+from virnuc_core.results.fdr import call_at_fdr, estimate_mixture
 from virnuc_core.results.regions import ChunkScores, find_regions
-from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, frame_lines, write_tables
+from virnuc_core.results.tables import (
+    contig_schema,
+    frame_lines,
+    prediction_schema,
+    scoring_contigs,
+    write_tables,
+)
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FrameRule
+from virnuc_core.specs import FRAME_KINDS, FrameRule
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -63,71 +75,110 @@ def test_the_tables_of_virnucpro(finished_run: MadeRun) -> None:
     assert finished_run.folder.highest_score.read_text() == expected.getvalue()
 
 
-def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
-    store, table = finished_run.store, read(finished_run.folder.predictions)
-    assert list(table.columns) == PREDICTION_SCHEMAS["open"].names
+def test_every_chunk_and_contig_has_its_row(each_run: MadeRun, contigs: Path) -> None:
+    store, folder, frames = each_run.store, each_run.folder, each_run.store.meta.frames
+    table, parquet = read(folder.predictions), pd.read_parquet(folder.predictions_parquet)
+    assert list(table.columns) == prediction_schema(frames).names
     ids = table.contig + "_chunk_" + table.chunk.astype(str)
     assert ids.tolist() == store.chunk_id_column(0, store.num_chunks).to_pylist()
     assert (table.start - 1).tolist() == store.chunk_start.tolist()
     assert table.end.tolist() == store.chunk_end.tolist()
-    is_scored = table.status == "scored"
-    calls = read(finished_run.folder.highest_score).set_index("Modified_ID").Is_Virus
-    assert (table.call[is_scored] == "virus").tolist() == calls[ids[is_scored]].tolist()
-    assert set(table.call[is_scored]) == {"virus", "other"}
-    frames = read(finished_run.folder.prediction_results).Sequence_ID
-    assert set((ids + table.best_frame)[is_scored]) <= set(frames)
-    rest = table[~is_scored][["status", "call", "p_virus", "best_frame"]].drop_duplicates()
-    assert rest.to_numpy().tolist() == [["no_open_frame", "unscored", "NA", "NA"]]
+    is_scored = np.isin(np.arange(store.num_chunks), store.frame_chunk)
+    assert (table.status == np.where(is_scored, "scored", FRAME_KINDS[frames].missing)).all()
+    assert (table.call[is_scored] == np.where(parquet.p_virus[is_scored] >= 0.5, "virus", "other")).all()
+    assert set(table.call) == {"virus", "other", "unscored"}
+    assert set((ids + table.best_frame)[is_scored]) <= set(read(folder.prediction_results).Sequence_ID)
+    assert set(table.p_virus[~is_scored]) == set(table.best_frame[~is_scored]) == {"NA"}
 
-
-def test_contigs_and_regions_are_those_of_their_chunks(finished_run: MadeRun, contigs: Path) -> None:
-    folder = finished_run.folder
-    chunks, table = read(folder.predictions), read(folder.contigs)
-    assert list(table.columns) == CONTIG_SCHEMAS["open"].names
-    assert table.record.tolist() == list(range(1, 41))
-    assert table.contig.tolist() == finished_run.store.record_names(0, 40)
-    for contig in table.itertuples():
-        own = chunks[chunks.contig == contig.contig]
-        p_virus = own.p_virus[own.status == "scored"].astype(float)
-        viral = (own.call == "virus").sum()
+    found = pd.read_parquet(folder.contigs_parquet)
+    assert list(found.columns) == contig_schema(frames).names
+    assert found.record.tolist() == list(range(1, 41))
+    assert found.contig.tolist() == store.record_names(0, 40)
+    for contig in found.itertuples():
+        own = parquet[parquet.contig == contig.contig]
+        p_virus, viral = own.p_virus.dropna(), (own.call == "virus").sum()
         assert (contig.chunks, contig.scored_chunks, contig.viral_chunks) == (len(own), len(p_virus), viral)
         if len(p_virus):
-            assert float(contig.mean_p) == pytest.approx(p_virus.mean(), abs=2e-6)
-            assert float(contig.share_viral) == pytest.approx(viral / len(p_virus), abs=1e-6)
-            assert contig.call == ("virus" if p_virus.mean() >= 0.5 else "other")
+            assert contig.mean_p == pytest.approx(p_virus.mean())
+            assert contig.share_viral == pytest.approx(viral / len(p_virus))
+            assert contig.call == (
+                "virus" if getattr(contig, FRAME_KINDS[frames].call_column) >= 0.5 else "other"
+            )
         else:
-            nothing = (contig.share_viral, contig.mean_p, contig.call, contig.tier)
-            assert nothing == ("NA", "NA", "unscored", "NA")
-    places = {name: number for number, name in enumerate(table.contig)}
-    scores = ChunkScores(
-        contig=chunks.contig.map(places).to_numpy(),
-        start=chunks.start.to_numpy() - 1,
-        end=chunks.end.to_numpy(),
-        p_virus=chunks.p_virus.replace("NA", "nan").astype(float).to_numpy(),
-    )
-    expected = [(table.contig[r.contig], r.start + 1, r.end, r.chunks) for r in find_regions(scores)]
-    columns = read(folder.regions)[["contig", "start", "end", "chunks"]]
-    assert list(columns.itertuples(index=False, name=None)) == expected
-    assert len(expected) > 3
+            assert contig.call == "unscored"
+            assert pd.isna([contig.mean_p, contig.tier, contig.share_viral]).all()
     with contigs.open() as file:
         bases = [str(record.seq) for record in SeqIO.parse(file, "fasta")]
-    assert records_of(folder.viral_contigs) == {
-        row.contig: bases[row.record - 1] for row in table.query("call == 'virus'").itertuples()
-    }
-    assert {"virus", "other"} <= set(table.call)
+    viral = {row.contig: bases[row.record - 1] for row in found[found.call == "virus"].itertuples()}
+    assert records_of(folder.viral_contigs) == viral
+    assert 0 < len(viral) < (found.scored_chunks > 0).sum()
+    if frames == "open":  # of the longest stretches from other scores, see below
+        assert regions_from(each_run, parquet.p_virus.to_numpy()) == places_of(folder)
 
 
-def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = all_tables(finished_run.folder)
-    for chunks, frames, lines, merged in ((1, 1, 1, 1), (5, 3, 2, 4), (1000, 7, 1000, 3)):
-        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", chunks)
-        monkeypatch.setattr(tables, "_BLOCK_ROWS", frames)
-        monkeypatch.setattr(writers, "_TEXT_ROWS", lines)
-        monkeypatch.setattr(writers, "_MERGED_ROWS", merged)
-        counts = write_tables(finished_run.folder, finished_run.store)
-        assert all_tables(finished_run.folder) == before
+def regions_from(run: MadeRun, p_virus: npt.NDArray[np.float64]) -> list[tuple[object, ...]]:
+    """Contig, start, end and chunks of the regions that scores of chunks give."""
+    store = run.store
+    scores = ChunkScores(
+        contig=store.chunk_record, start=store.chunk_start, end=store.chunk_end, p_virus=p_virus
+    )
+    names = store.record_names(0, store.num_records)
+    found = [(names[r.contig], r.start + 1, r.end, r.chunks) for r in find_regions(scores)]
+    assert len(found) > 3
+    return found
+
+
+def places_of(folder: RunFolder) -> list[tuple[object, ...]]:
+    columns = pd.read_parquet(folder.regions_parquet)[["contig", "start", "end", "chunks"]]
+    return list(columns.itertuples(index=False, name=None))
+
+
+def test_threads_change_nothing_and_blocks_at_most_the_last_digits(each_run: MadeRun, tmp_path: Path) -> None:
+    before, made = all_tables(each_run.folder), copy_of(each_run, tmp_path / "run")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        write_tables(made.folder, made.store, made.head)
+    finally:
+        torch.set_num_threads(threads)
+    assert all_tables(made.folder) == before
+    for size in (1, 7, 1000):
+        counts = write_tables(made.folder, made.store, made.head, block_chunks=size)
         assert counts.contigs_virus + counts.contigs_other + counts.contigs_unscored == 40
-        assert counts.chunks == finished_run.store.num_chunks
+        assert counts.chunks == made.store.num_chunks
+        for name in ("contigs_parquet", "predictions_parquet", "regions_parquet"):
+            found, expected = (pd.read_parquet(getattr(one.folder, name)) for one in (made, each_run))
+            pd.testing.assert_frame_equal(found, expected, atol=1e-3)
+        if each_run.store.meta.frames == "open":
+            assert all_tables(made.folder) == before
+
+
+@pytest.mark.parametrize("fdr", [None, 0.1])
+@pytest.mark.parametrize(("sequence", "scored"), [(NO_OPEN_FRAME, 0), ("ACGGCA" * 40, 1)])
+@pytest.mark.parametrize("frames", ["open", "longest"])
+def test_runs_with_one_scored_contig_and_with_none(
+    frames: FrameRule, sequence: str, scored: int, fdr: float | None, made_models: MadeModels, tmp_path: Path
+) -> None:
+    fasta = tmp_path / "in.fa"
+    fasta.write_text(f">a\n{NO_OPEN_FRAME}\n>empty\n\n>b\n{sequence}\n")
+    head = made_models.head if frames == "open" else made_models.longest_head
+    run = plan_run(tmp_path / "run", fasta, made_models.config(head=str(head)))
+    run.compute()
+    aggregate(run.folder, run.plan, run.store)
+    counts = write_tables(run.folder, run.store, run.head, fdr=fdr if frames == "longest" else None)
+    assert (counts.records, counts.rejected, counts.contigs_unscored) == (2, 1, 2 - scored)
+    assert (counts.sample is None) == (scored == 0 or frames == "open")
+    if counts.sample:
+        assert counts.sample.fdr == fdr
+        assert 0 < counts.sample.share_low <= counts.sample.share < 1
+    assert read(run.folder.contigs).contig.tolist() == ["a", "b"]
+    assert read(run.folder.rejected).id.tolist() == ["empty"]
+    if not scored:
+        assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n"
+        assert len(read(run.folder.regions)) == counts.regions == 0
+        assert run.folder.regions_bed.read_text() == ""
+        assert records_of(run.folder.viral_contigs) == records_of(run.folder.regions_fasta) == {}
+        assert pd.read_parquet(run.folder.predictions_parquet).p_virus.isna().all()
 
 
 @pytest.mark.parametrize("frames", ["open", "longest"])
@@ -142,12 +193,11 @@ def test_every_byte_is_that_of_a_table_written_cell_by_cell(
     run = plan_run(tmp_path / "run", fasta, config, shard_seconds=10.0)
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    contig_head = contig_head_of(run.plan)
-    counts = write_tables(run.folder, run.store, threshold, head=contig_head)
+    counts = write_tables(run.folder, run.store, run.head, threshold)
     assert counts.rejected > 0
     for name in ("predictions", "contigs"):
         table = pq.read_table(getattr(run.folder, f"{name}_parquet"))
-        assert table.schema == (PREDICTION_SCHEMAS if name == "predictions" else CONTIG_SCHEMAS)[frames]
+        assert table.schema == (prediction_schema if name == "predictions" else contig_schema)(frames)
         assert getattr(run.folder, name).read_text() == slow_lines(table, threshold)
         assert "\tNA\t" in slow_lines(table, threshold)
     with Embeddings(run.folder.embeddings, own=True) as file:
@@ -166,18 +216,6 @@ def test_every_byte_is_that_of_a_table_written_cell_by_cell(
     ]
 
 
-@pytest.mark.parametrize("name", ["predictions", "contigs", "regions"])
-def test_parquet_is_the_table(finished_run: MadeRun, name: str) -> None:
-    folder = finished_run.folder
-    table = pd.read_csv(getattr(folder, name), sep="\t", keep_default_na=False, na_values=["NA"])
-    parquet = pd.read_parquet(getattr(folder, f"{name}_parquet"))
-    rounded = {"p_virus": 5.1e-7, "share_viral": 5.1e-7, "mean_p": 5.1e-7, "score": 5.1e-3}
-    for column in rounded.keys() & set(parquet):
-        np.testing.assert_allclose(table.pop(column), parquet.pop(column), atol=rounded[column])
-    pd.testing.assert_frame_equal(table, parquet)
-    assert pq.read_metadata(getattr(folder, f"{name}_parquet")).num_row_groups == 1
-
-
 @pytest.mark.parametrize("threshold", [0.5, 0.9])
 def test_all_tables_agree_about_scores_near_the_threshold(
     finished_run: MadeRun, tmp_path: Path, threshold: float
@@ -188,9 +226,9 @@ def test_all_tables_agree_about_scores_near_the_threshold(
     with h5py.File(folder.embeddings, "r+") as file:
         p_virus = np.resize(np.array(near, np.float32), len(file["scores"]))
         file["scores"][...] = np.stack([np.float32(1) - p_virus, p_virus], axis=1)
-    write_tables(folder, finished_run.store)
+    write_tables(folder, finished_run.store, finished_run.head)
     usual = all_tables(folder)
-    write_tables(folder, finished_run.store, threshold)
+    write_tables(folder, finished_run.store, finished_run.head, threshold)
     for name in ("prediction_results.txt", "prediction_results_highestscore.csv", "rejected.tsv"):
         assert all_tables(folder)[name] == usual[name], "tables of VirNucPro do not depend on the threshold"
     chunks = read(folder.predictions).query("status == 'scored'")
@@ -206,23 +244,6 @@ def test_all_tables_agree_about_scores_near_the_threshold(
     assert (single.contig.isin(regions) == (single.call == "virus")).all()
 
 
-def test_no_open_frame_at_all(tmp_path: Path, made_models: MadeModels) -> None:
-    fasta = tmp_path / "in.fa"
-    fasta.write_text(f">a\n{NO_OPEN_FRAME}\n>empty\n\n>b\n{NO_OPEN_FRAME}\n")
-    run = plan_run(tmp_path / "run", fasta, made_models.config())
-    aggregate(run.folder, run.plan, run.store)
-    counts = write_tables(run.folder, run.store)
-    assert (counts.records, counts.rejected, counts.scored_chunks, counts.contigs_unscored) == (2, 1, 0, 2)
-    assert read(run.folder.contigs).contig.tolist() == ["a", "b"]
-    assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n"
-    assert read(run.folder.rejected).id.tolist() == ["empty"]
-    assert len(read(run.folder.regions)) == counts.regions == 0
-    assert run.folder.regions_bed.read_text() == ""
-    assert run.folder.regions_gff3.read_text().startswith("##gff-version 3\n")
-    assert records_of(run.folder.viral_contigs) == records_of(run.folder.regions_fasta) == {}
-    assert pd.read_parquet(run.folder.predictions_parquet).p_virus.isna().all()
-
-
 def test_embeddings_of_another_run_are_refused(
     tmp_path: Path, finished_run: MadeRun, made_models: MadeModels
 ) -> None:
@@ -231,10 +252,10 @@ def test_embeddings_of_another_run_are_refused(
     run = plan_run(tmp_path / "run", fasta, made_models.config())
     run.folder.embeddings.write_bytes(finished_run.folder.embeddings.read_bytes())
     with pytest.raises(MismatchError, match="different runs"):
-        write_tables(run.folder, run.store)
+        write_tables(run.folder, run.store, run.head)
     run.folder.embeddings.write_bytes(b"nothing")
     with pytest.raises(DamagedFileError, match="cannot be read"):
-        write_tables(run.folder, run.store)
+        write_tables(run.folder, run.store, run.head)
     assert not run.folder.predictions.exists()
 
 
@@ -244,7 +265,7 @@ def test_hostile_names_change_no_row_and_no_cell(made_models: MadeModels, tmp_pa
     run = plan_run(tmp_path / "run", fasta, made_models.config(), shard_seconds=10.0)
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    counts = write_tables(run.folder, run.store)
+    counts = write_tables(run.folder, run.store, run.head)
     rows = {
         run.folder.predictions: counts.chunks,
         run.folder.contigs: counts.records,
@@ -263,3 +284,157 @@ def test_hostile_names_change_no_row_and_no_cell(made_models: MadeModels, tmp_pa
     assert read(run.folder.prediction_results).Sequence_ID.tolist() == ids
     assert len(set(ids)) == len(ids)
     assert {path.name for path in tmp_path.iterdir()} == {"in.fa", "run"}
+
+
+def contig_head(made_models: MadeModels, temperature: float | None = None) -> ContigHead:
+    """A low temperature makes probabilities of contigs extreme."""
+    head = load_head(made_models.longest_head)
+    assert isinstance(head, ContigHead)
+    if temperature is not None:
+        head.contig_temperature.copy_(torch.tensor([temperature, 0.0]))
+    return head
+
+
+def test_calls_are_those_of_each_contig_alone(longest_run: MadeRun, made_models: MadeModels) -> None:
+    run, head = longest_run, contig_head(made_models)
+    store = run.store
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        codes = torch.from_numpy(file.rows("codes", 0, len(file))).float()
+    chunks, contigs = (
+        pd.read_parquet(run.folder.predictions_parquet),
+        pd.read_parquet(run.folder.contigs_parquet),
+    )
+    names, virus = np.array(head.spec.classes), head.spec.num_virus
+    frame_record = store.chunk_record[store.frame_chunk]
+    p_context = np.full(store.num_chunks, np.nan)
+    for record, contig in enumerate(contigs.itertuples()):
+        rows = np.flatnonzero(frame_record == record)
+        if not len(rows):
+            assert (contig.call, contig.scored_chunks) == ("unscored", 0)
+            assert contigs.loc[record, ["p_virus", "mean_p", "tier", "class"]].isna().all()
+            continue
+        own, number = np.unique(store.frame_chunk[rows], return_inverse=True)
+        pooled = head.chunk_codes(codes[rows], torch.from_numpy(number), len(own))
+        logits = head.chunk(pooled)
+        p_chunk = head.chunk_margin(logits).sigmoid().numpy()
+        np.testing.assert_allclose(chunks.p_virus[own], p_chunk, atol=1e-5)
+        best = np.where(p_chunk >= 0.5, logits[:, :virus].argmax(1), logits[:, virus:].argmax(1) + virus)
+        assert chunks["class"][own].tolist() == names[best].tolist()
+        found = head.contigs(pooled, torch.zeros(len(own), dtype=torch.int64), 1)
+        p_contig = head.contig_margin(found.logits, torch.tensor([len(own)])).sigmoid().item()
+        assert contig.p_virus == pytest.approx(p_contig, abs=1e-4)
+        assert contig.call == ("virus" if contig.p_virus >= 0.5 else "other")
+        [other, viral] = found.logits[0].tensor_split([virus])[::-1]
+        is_viral = contig.p_virus >= 0.5
+        assert contigs["class"][record] == names[viral.argmax() if is_viral else other.argmax() + virus]
+        p_context[own] = head.chunk_margin(found.context).sigmoid().numpy()
+    assert set(contigs.call) == {"virus", "other", "unscored"}
+    assert (contigs.call != np.where(contigs.mean_p >= 0.5, "virus", "other"))[
+        contigs.call != "unscored"
+    ].any()
+    assert regions_from(run, p_context) == places_of(run.folder)
+
+
+def test_novel_contigs_are_unsure(longest_run: MadeRun, made_models: MadeModels, tmp_path: Path) -> None:
+    made, usual = copy_of(longest_run, tmp_path / "run"), copy_of(longest_run, tmp_path / "usual")
+    head = contig_head(made_models, 0.3)
+    write_tables(usual.folder, usual.store, head)
+    with (
+        Embeddings(longest_run.folder.embeddings, own=True) as file,
+        scoring_contigs(head, longest_run.store, file) as blocks,
+    ):
+        embeddings = np.concatenate([block.embedding for block in blocks])
+    is_scored = ~np.isnan(embeddings[:, 0])
+    centroids = embeddings[is_scored][:4]
+    expected = 1 - (embeddings @ centroids.T).max(1)
+    limit = float(np.nanmedian(expected))
+    head.centroids = torch.from_numpy(centroids)
+    head.novelty_limit.fill_(limit)
+    write_tables(made.folder, made.store, head)
+    found, without = (pd.read_parquet(one.folder.contigs_parquet) for one in (made, usual))
+    assert without.novelty.isna().all()
+    np.testing.assert_allclose(found.novelty, expected, atol=1e-6)
+    is_novel = found.novelty.to_numpy() > limit
+    assert 0 < is_novel.sum() < is_scored.sum()
+    assert set(found.tier[is_novel]) == {"unsure"}
+    assert "likely" in set(without.tier[is_novel])
+    assert found.tier[~is_novel].equals(without.tier[~is_novel])
+    same = ["contig", "call", "p_virus", "class", "mean_p"]
+    pd.testing.assert_frame_equal(found[same], without[same])
+
+
+@pytest.mark.parametrize("block", [1 << 16, 7])
+@pytest.mark.parametrize(("fdr", "is_strict"), [(0.0001, True), (0.05, True), (0.6, False), (0.999, False)])
+def test_contigs_are_called_at_a_promised_rate(
+    longest_run: MadeRun,
+    made_models: MadeModels,
+    tmp_path: Path,
+    fdr: float,
+    is_strict: bool,
+    block: int,
+) -> None:
+    made, head = copy_of(longest_run, tmp_path / "run"), contig_head(made_models, 0.3)
+    usual_calls = write_tables(made.folder, made.store, head).contigs_virus
+    usual = {path: path.read_bytes() for path in made.folder.results if path.exists()}
+    counts = write_tables(made.folder, made.store, head, fdr=fdr, block_chunks=block)
+    contigs = pd.read_parquet(made.folder.contigs_parquet)
+    p_virus = contigs.p_virus.to_numpy(np.float64)
+    mixture = estimate_mixture(p_virus)
+    expected = call_at_fdr(p_virus, mixture, fdr)
+    assert (contigs.call == "virus").tolist() == expected.is_virus.tolist()
+    assert counts.contigs_virus == expected.is_virus.sum()
+    assert (counts.contigs_virus < usual_calls) == is_strict
+    assert (counts.contigs_virus > 0) == (fdr > 0.001)
+    sample = counts.sample
+    assert sample is not None
+    assert (sample.prior, sample.share, sample.share_low) == (0.5, mixture.share, mixture.share_low)
+    assert (sample.fdr, sample.threshold) == (fdr, expected.threshold)
+    assert (sample.expected_fdr, sample.expected_false) == (expected.expected_fdr, expected.expected_false)
+    table = read(made.folder.contigs)
+    for row in table[table.call != "unscored"].itertuples():
+        limit = np.inf if sample.threshold is None else sample.threshold
+        assert (float(row.p_virus) >= limit) == (row.call == "virus")
+    with gzip.open(made.folder.viral_contigs, "rt") as file:
+        viral = [line[1:].split()[0] for line in file if line.startswith(">")]
+    assert viral == table.contig[table.call == "virus"].tolist()
+    assert {path.name for path, before in usual.items() if path.read_bytes() != before} <= {
+        made.folder.contigs.name,
+        made.folder.contigs_parquet.name,
+        made.folder.viral_contigs.name,
+    }
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.8])
+def test_false_calls_are_expected_of_a_threshold(
+    longest_run: MadeRun, made_models: MadeModels, tmp_path: Path, threshold: float
+) -> None:
+    made = copy_of(longest_run, tmp_path / "run")
+    counts = write_tables(made.folder, made.store, contig_head(made_models), threshold)
+    p_virus = pd.read_parquet(made.folder.contigs_parquet).p_virus.to_numpy(np.float64)
+    at_share = estimate_mixture(p_virus).p_virus[p_virus >= threshold]
+    assert counts.contigs_virus == len(at_share)
+    sample = counts.sample
+    assert sample is not None
+    assert (sample.fdr, sample.threshold) == (None, threshold)
+    assert sample.expected_false == pytest.approx((1 - at_share).sum())
+    assert sample.expected_fdr == pytest.approx((1 - at_share).mean())
+
+
+def test_a_new_process_gives_the_same_tables(longest_run: MadeRun, tmp_path: Path) -> None:
+    made = copy_of(longest_run, tmp_path / "run")
+    for path in made.folder.results:
+        path.unlink(missing_ok=True)
+    script = f"""
+from pathlib import Path
+from tests.made_models import MadeRun
+from tests.made_models import write_results
+from virnuc_core.inference.plan import read_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
+folder = RunFolder(Path({str(made.folder.root)!r}))
+write_results(MadeRun(folder, FrameStore.open(folder.frames), read_plan(folder.plan)))
+"""
+    # These settle how products are rounded, and the importing process may have them by chance.
+    environment = {name: value for name, value in os.environ.items() if name not in CPU_LIBRARIES}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert all_tables(made.folder) == all_tables(longest_run.folder)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from virnuc_core.results import writers
 from virnuc_core.results.writers import (
     SortedRows,
     decimals,
@@ -46,8 +45,8 @@ def write_all(folder: Path, step: int) -> None:
     folder.mkdir(exist_ok=True)
     with (
         open_stream(folder / "text") as write,
-        open_stream(folder / "text.gz", compress=True) as write_compressed,
-        open_parquet(folder / "parquet", SCHEMA) as append,
+        open_stream(folder / "text.gz", compress=True, block_bytes=64) as write_compressed,
+        open_parquet(folder / "parquet", SCHEMA, 100) as append,
         open_sorted_lines(folder / "sorted", b"id\tnumber\n") as append_unsorted,
     ):
         for begin in range(0, 250, step):
@@ -60,9 +59,7 @@ def write_all(folder: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 30, 100])
-def test_content_in_pieces_of_any_size(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "ROW_GROUP_ROWS", 100)
-    monkeypatch.setattr(writers, "_COMPRESSED_BYTES", 64)
+def test_content_in_pieces_of_any_size(step: int, tmp_path: Path) -> None:
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     write_all(whole, 250)
     write_all(pieces, step)
@@ -76,13 +73,10 @@ def test_content_in_pieces_of_any_size(step: int, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("in_memory", [1, 300, 1 << 20])
 @pytest.mark.parametrize("merged_rows", [1, 3, 1000])
-def test_order_is_by_code_points_of_the_first_column(
-    in_memory: int, merged_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writers, "_MERGED_ROWS", merged_rows)
+def test_order_is_by_code_points_of_the_first_column(in_memory: int, merged_rows: int) -> None:
     rows = shuffled(1)
     with tempfile.TemporaryFile() as spilled:
-        collected = SortedRows(spilled, in_memory)
+        collected = SortedRows(spilled, in_memory, merged_rows)
         for begin in range(0, len(rows), 10):
             collected.append(rows.slice(begin, 10))
         result = pa.concat_tables(collected)
@@ -138,7 +132,7 @@ def test_digits_are_those_of_str(values: list[float]) -> None:
     assert shortest_digits(numbers).to_pylist() == [str(number) for number in numbers]
 
 
-def test_lines_do_not_depend_on_how_many_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_do_not_depend_on_how_many_are_joined() -> None:
     table = rows(0, 50)
     text = table_lines(table, 0.5)
     names, values = (table[name].to_pylist() for name in ("name", "p"))
@@ -147,5 +141,4 @@ def test_lines_do_not_depend_on_how_many_are_joined(monkeypatch: pytest.MonkeyPa
     assert text.decode() == "".join(expected)
     assert table_lines(table.slice(7, 0), 0.5) == b""
     for size in (1, 7):
-        monkeypatch.setattr(writers, "_TEXT_ROWS", size)
-        assert table_lines(pa.concat_tables([table.slice(0, 20), table.slice(20)]), 0.5) == text
+        assert table_lines(pa.concat_tables([table.slice(0, 20), table.slice(20)]), 0.5, size) == text

@@ -69,20 +69,6 @@ def test_ids_of_any_range(store: FrameStore) -> None:
         store.frame_chunk[0] = 1
 
 
-def test_the_longest_stretches_of_chunks_and_where_they_begin(tmp_path: Path) -> None:
-    gene = "TAA" + "GCC" * 20 + "TAA"
-    store = build(tmp_path, fasta({**SEQUENCES, "gene": gene}), frames="longest")
-    assert store.meta.frames == "longest"
-    assert store.frame_ids(0, store.num_frames) == [
-        *("long_chunk_1F1", "long_chunk_1F2", "long_chunk_2F1", "long_chunk_2F2"),
-        *("gene_chunk_1F2", "gene_chunk_1R1"),
-    ]
-    assert store.frame_start.tolist() == [0, 1, 0, 1, 1, 0]
-    assert store.dna is not None
-    assert store.dna.to_strings()[4:] == [gene[1:64], "TTA" + "GGC" * 20 + "TTA"]
-    assert build(tmp_path, fasta({"open": "GCCGCC"})).frame_start.tolist() == [0, 1, 2, 0, 1, 2]
-
-
 @pytest.mark.parametrize("alphabet", ["dna", "protein"])
 def test_whole_sequences_are_stored_once(tmp_path: Path, alphabet: Alphabet) -> None:
     store = build(tmp_path, ">a\nACGU\n>b x\nggg\n", None, alphabet)
@@ -174,12 +160,13 @@ def test_names_are_made_harmless_and_unique(
     assert not list(store.folder.glob("*/"))
 
 
-def test_hostile_file_names_and_rejected_records(tmp_path: Path) -> None:
-    path = tmp_path / "=in\x1b.fa"
+@pytest.mark.parametrize(("name", "written"), [("=in\x1b.fa", "=in%1B.fa")])
+def test_hostile_file_names_and_rejected_records(tmp_path: Path, name: str, written: str) -> None:
+    path = tmp_path / name
     path.write_text(">=1\n!!!!\n>ok\nACGTACGT\n", encoding="utf-8")
     build_frame_store([path], tmp_path / "frames", 60, rejected_copy=tmp_path / "rejected.tsv")
     _, row = table(tmp_path / "rejected.tsv")
-    assert row[:3] == ["1", "%3D1", f"{tmp_path}/=in%1B.fa"]
+    assert row[:3] == ["1", "%3D1", f"{tmp_path}/{written}"]
 
 
 def test_several_files_are_one_input(tmp_path: Path) -> None:

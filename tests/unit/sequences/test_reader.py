@@ -132,6 +132,7 @@ def test_altered_bytes_are_an_error(path: Path, compress: Compress) -> None:
         (b">\t\nACGT\n", "", "ACGT"),
         (b">gi|1\tx\nACGT\n", "gi|1", "ACGT"),
         (b">  two w\nACGT\n", "two", "ACGT"),
+        (b">c.76A>G\nACGT\n", "c.76A>G", "ACGT"),
     ],
 )
 def test_odd_layouts(path: Path, content: bytes, name: str, sequence: str) -> None:
@@ -156,6 +157,8 @@ def test_a_file_without_records_is_named_in_a_warning(
         (b"@r\nACGT\n+\nII\n", "cannot be parsed"),
         (b"@r\nACGT\n+\nIIII\n@s\nAC", "cannot be parsed"),
         (b">r M\xf6we\nACGT\n", "UTF-8"),
+        (b">a x\nACGT>b\nGG\n", "after 4 letters of the sequence of 'a x' comes '>b', where another record"),
+        (b"# made>a\nACGT\n>b\nGG\n", "follows its comments"),
     ],
 )
 def test_other_content_is_one_clear_error(path: Path, content: bytes, message: str) -> None:

@@ -110,8 +110,10 @@ def test_page_says_what_was_found_with_what_and_how_fast(run: RunReport, said: s
 
 
 def test_tables_have_a_row_a_lane_and_a_row_a_model() -> None:
-    first = replace(report(0), journal="lane-0000-a")
-    lane, idle = speed_rows(replace(RUN, lanes=[first, report(1, shards=0)]), RunFolder(Path("/data/run")))
+    folder, local = RunFolder(Path("/data/run")), [report(0), report(1, shards=0)]
+    pooled = [replace(lane, journal=f"lane-000{lane.lane}-a") for lane in local]
+    lane, idle = speed_rows(replace(RUN, lanes=pooled), folder)
+    assert all("log" not in row for row in speed_rows(replace(RUN, lanes=local), folder))
     assert lane["log"] == "/data/run/lanes/lane-0000-a.log"
     assert lane.keys() == idle.keys()
     assert (lane["hardware"], lane["ESM-2 tokens/s"], lane["load s"]) == ("NVIDIA Made (cuda:0)", 200.0, 2.0)

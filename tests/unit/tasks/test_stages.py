@@ -1,136 +1,52 @@
-"""Stages of flows: what is retried, and what ends the run at once."""
+"""The steps of a run: what is retried, with a flow and without one, and what ends the run at once."""
 
 import errno
-import os
-import threading
 from pathlib import Path
 
 import pytest
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Failed
 
-from tasks import stages
-from tasks.stages import Resumable, awaiting_storage, find_pending
-from tests.made_models import MadeModels, MadeRun, copy_of, plan_run
-from virnuc_core import pipeline
-from virnuc_core.errors import InputError, LaneError, StorageError, StorageLostError
-from virnuc_core.inference import launcher, worker
-from virnuc_core.inference.events import LaneStarted
-from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
-from virnuc_core.inference.shard import missing_shards
-
-
-@Resumable
-def fail(error: BaseException) -> None:
-    raise error
+from tasks.stages import as_task
+from tests.made_models import MadeRun, copy_of
+from virnuc_core import pipeline, retries
+from virnuc_core.errors import InputError, LaneError
+from virnuc_core.pipeline import Steps
 
 
 def is_tried_again(error: BaseException, tries: int = 1) -> bool:
-    assert fail.task.retry_condition_fn is not None
+    step = as_task("fail", lambda: None)
+    assert step.retries == 12
+    assert step.retry_condition_fn is not None
     run = TaskRun.model_construct(run_count=tries)
-    return bool(fail.task.retry_condition_fn(fail.task, run, Failed(data=error)))
+    return bool(step.retry_condition_fn(step, run, Failed(data=error)))
 
 
-def test_only_what_may_go_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_may_go_away_is_tried_again() -> None:
     assert is_tried_again(LaneError("the process died"))
+    assert not is_tried_again(LaneError("the process died"), tries=4)
     assert not is_tried_again(InputError("no such file"))
-    monkeypatch.setattr(stages, "stopping", stages.threading.Event())
-    stages.stopping.set()
-    assert not is_tried_again(LaneError("the process died"))
-
-
-def test_storage_that_is_away_is_waited_for_for_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
-    assert [is_tried_again(LaneError("died"), tries) for tries in (3, 4)] == [True, False]
-    most = len(stages.RETRY_DELAYS_SECONDS)
-    lost = StorageLostError("shard_00042.h5 cannot be read or written: Stale file handle.")
-    assert [is_tried_again(lost, tries) for tries in (4, most, most + 1)] == [True, True, False]
-    assert sum(stages.RETRY_DELAYS_SECONDS) >= 600
-    assert fail.task.retries == most
-    assert "fail is tried again in 60 s: shard_00042.h5 cannot be read" in caplog.text
-
-
-def test_reading_waits_for_storage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    errors = iter([OSError(errno.ESTALE, "Stale file handle", "shards")] * 3)
-
-    def read() -> str:
-        for error in errors:
-            raise error
-        return "listed"
-
-    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0, 0.0])
-    with pytest.raises(StorageLostError, match="shards cannot be read"):
-        awaiting_storage(read)
-    assert caplog.text.count("waiting 0 s for the run's folder: shards cannot be read") == 2
-    assert awaiting_storage(read) == "listed"
-
-
-@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, StorageLostError), (errno.ENOSPC, StorageError)])
-def test_an_error_of_the_disk_is_told_in_own_words(number: int, kind: type[StorageError]) -> None:
-    with pytest.raises(StorageError) as caught:
-        fail.fn(OSError(number, "it failed", "table.tsv"))
-    assert type(caught.value) is kind
 
 
 def test_what_killed_lanes_left_is_removed(finished_run: MadeRun, tmp_path: Path) -> None:
-    run = copy_of(finished_run, tmp_path / "run")
-    paths = [run.folder.shard(index) for index in range(3)]
-    left = [path.with_name(f".{path.name}.0123456789abcdef.tmp") for path in paths]
-    for path in left:
-        path.touch()
-    paths[1].unlink()
-    paths[2].unlink()
-    assert find_pending.fn(run.folder, {2}) == (1,)
-    assert [path.exists() for path in left] == [True, False, True]  # another lane may be writing the last
-
     whole = copy_of(finished_run, tmp_path / "whole")
-    left = [whole.folder.shards / path.name for path in left]
+    left = [whole.folder.shards / f".{whole.folder.shard(i).name}.0123456789abcdef.tmp" for i in range(3)]
     for path in left:
         path.touch()
     pipeline.validate(whole.folder)
     assert not any(path.exists() for path in left)
 
 
-def test_without_a_flow_a_stage_is_tried_again_in_the_same_way(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_flow_a_step_is_tried_again_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
 
-    @Resumable
-    def read(succeeds_at: int) -> str:
+    def read() -> str:
         tries.append(len(tries) + 1)
-        if len(tries) < succeeds_at:
+        if len(tries) < 3:
             raise OSError(errno.ESTALE, "Stale file handle", "shards")
         return "listed"
 
-    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0, 0.0])
-    stages.stopping.clear()
-    assert read(3) == "listed"
-    assert caplog.text.count("read is tried again in 0 s: shards cannot be read") == 2
-    tries.clear()
-    with pytest.raises(StorageLostError, match="shards cannot be read"):
-        read(4)
-    assert len(tries) == 3
-    with pytest.raises(InputError):
-        fail(InputError("no such file"))
-
-
-@pytest.mark.usefixtures("fast_lanes")
-def test_after_a_gpu_failed_here_its_lane_goes_on_in_a_process_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, made_models: MadeModels, contigs: Path, tmp_path: Path
-) -> None:
-    def fail(*arguments: object) -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    run = plan_run(tmp_path / "run", contigs, made_models.config())
-    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0])
-    monkeypatch.setattr(launcher, "_lost_device", threading.Event())
-    monkeypatch.setattr(worker, "run_shards", fail)
-    stages.stopping.clear()
-    assert stages.computes_here(1)
-    with LaneJournal(run.folder.root / "lane.jsonl") as journal:
-        stages.compute_shards(run.folder, (0,), "cpu", 0, 1, journal)
-    assert not stages.computes_here(1)
-    entries = JournalTail(run.folder.root / "lane.jsonl").read_new()
-    first, second = (entry.event.pid for entry in entries if isinstance(entry.event, LaneStarted))
-    assert first == os.getpid() != second
-    assert missing_shards(run.folder, (0, 1)) == (1,)
+    monkeypatch.setattr(retries, "DELAYS_SECONDS", (0.0, 0.0))
+    steps = Steps()
+    assert steps(read) == "listed"
+    assert list(steps.seconds) == ["read"]

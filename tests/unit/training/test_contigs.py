@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.made_models import make_contig_head
-from virnuc_core.models.contig_head import ContigHead, HeadSpec
-from virnuc_core.models.heads import load_head, save_head
-from virnuc_core.results.contig_scores import score_contigs
+from virnuc_core.models.heads import ContigHead, HeadSpec, load_head, save_head
+from virnuc_core.models.scores import ScoredRows
 from virnuc_core.training.contigs import (
     MOST_CHUNKS,
     ContigSampler,
@@ -132,13 +131,19 @@ def test_a_fitted_head_calls_contigs_better_than_chunks(tmp_path: Path) -> None:
     head = load_head(tmp_path / "head.safetensors")
     assert isinstance(head, ContigHead)
     test = made_runs(200, 2)
-    _, codes = head.score_rows(torch.from_numpy(test.features), torch.from_numpy(test.sizes))
+    results = head.score_rows(torch.from_numpy(test.features), torch.from_numpy(test.sizes))
     chunk = np.repeat(np.arange(len(test.first_row) - 1), np.diff(test.first_row))
-    found = score_contigs(head, lambda a, b: codes[a:b].numpy(), chunk, test.chunk_run, 200)
+    rows = ScoredRows(
+        read=lambda name, begin, end: results[name][begin:end].numpy(),
+        chunk=chunk,
+        contig=test.chunk_run,
+        num_contigs=200,
+    )
+    found = head.score_contigs(rows)
     is_viral = test.classes == 0
     right = {
         "chunks": ((found.p_chunk >= 0.5) == is_viral[test.chunk_run]).mean(),
-        "context": ((found.p_context >= 0.5) == is_viral[test.chunk_run]).mean(),
+        "context": ((found.p_region >= 0.5) == is_viral[test.chunk_run]).mean(),
         "contigs": ((found.p_contig >= 0.5) == is_viral).mean(),
     }
     assert right["chunks"] > 0.75

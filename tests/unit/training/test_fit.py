@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
+from virnuc_core.models.heads import MLPClassifier, save_head
 from virnuc_core.training.fit import (
     LabelledVectors,
     TrainerSettings,
@@ -31,9 +31,11 @@ def made_vectors(count: int, seed: int, gap: float = 8.0) -> LabelledVectors:
 
 def test_a_head_separates_what_can_be_separated(tmp_path: Path) -> None:
     trained = train_head(made_vectors(2000, 0), made_vectors(400, 1), SETTINGS)
-    save_classifier(trained.head, tmp_path / "head.safetensors")
+    save_head(trained.head, tmp_path / "head.safetensors")
     others = made_vectors(1000, 2)
-    p = load_classifier(tmp_path / "head.safetensors").virus_probabilities(torch.from_numpy(others.features))
+    p = MLPClassifier.load(tmp_path / "head.safetensors").score_rows(torch.from_numpy(others.features))[
+        "scores"
+    ]
     assert ((p[:, 1].numpy() >= 0.5) == others.is_viral).mean() > 0.9
     losses = [epoch.validation_loss for epoch in trained.history if epoch.validation_loss is not None]
     assert min(losses) == losses[trained.best_epochs[0] - 1]
@@ -135,7 +137,7 @@ def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
             torch.set_num_threads(threads)
             trained = train_head(made_vectors(1000, 0), made_vectors(200, 1), SETTINGS)
             facts = {"temperature": trained.temperature, "a": 1, "b": "x"}
-            save_classifier(trained.head, tmp_path / "head.safetensors", facts)
+            save_head(trained.head, tmp_path / "head.safetensors", facts)
             assert torch.get_num_threads() == threads
             files.append((tmp_path / "head.safetensors").read_bytes())
     finally:

@@ -10,13 +10,13 @@ from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.models.heads import load_head
 from virnuc_core.results.inspect import inspect_path
-from virnuc_core.training import heads
 from virnuc_core.training.fit import TrainerSettings
 from virnuc_core.training.heads import (
     LEAST_TO_CALIBRATE,
     HeadSettings,
     PartCounts,
     RecordSplit,
+    TrainingData,
     count_parts,
     fit_head,
     read_features,
@@ -26,6 +26,7 @@ from virnuc_core.training.heads import (
     score_frames,
 )
 from virnuc_core.training.labels import RecordTable
+from virnuc_core.training.split import TEST, TRAIN
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +69,15 @@ def test_features_and_scores_are_those_of_the_shards(run: MadeRun, made_models: 
     dna, protein = (np.concatenate([getattr(one, name) for one in results]) for name in ("dna", "protein"))
     everything = np.arange(run.store.num_frames)
     some = everything[3::7]
-    (whole, part, none), work = read_features(run.folder, run.plan, [everything, some, some[:0]])
+    table = table_of(run, classes=2)
+    data = TrainingData(run.folder, run.plan, run.store, table, np.zeros(len(table.names), np.int8))
+    (whole, part, none), work = read_features(data, [everything, some, some[:0]])
     np.testing.assert_array_equal(whole, np.concatenate([dna, protein], axis=1))
     np.testing.assert_array_equal(part, whole[some])
     assert len(none) == 0
     assert work.frames == run.store.num_frames
     scorer = Scorer(load_head(made_models.head), "cpu")
-    scores = score_frames(run.folder, run.plan, run.store, scorer, some)["scores"]
+    scores = score_frames(data, scorer, some)["scores"]
     np.testing.assert_array_equal(scores, scorer.score(dna[some], protein[some])["scores"])
 
 
@@ -96,11 +99,8 @@ def test_few_records_are_warned_of_and_fewer_calibrate_nothing(
         for part, records in (("train", 100), ("validation", validation), ("test", test))
     )
     split = RecordSplit(part=(np.arange(len(table.names)) % 3).astype(np.int8), counts=counts)
-    settings = HeadSettings(
-        trainer=TrainerSettings(epochs=2, members=1), held_out=0.1, group_power=0.6, most_frames=1000
-    )
     run.folder.training.mkdir(exist_ok=True)
-    fitted = fit_head(run.folder, table, split, settings, tmp_path / "head.safetensors")
+    fitted = fit_head(run.folder, table, split, settings_of(1000), tmp_path / "head.safetensors")
     of_numbers = [warning for warning in fitted.warnings if "reached its limits" not in warning]
     assert len(of_numbers) == len(warnings)
     assert all(map(str.startswith, of_numbers, warnings))
@@ -109,39 +109,42 @@ def test_few_records_are_warned_of_and_fewer_calibrate_nothing(
     assert figures["warnings"] == list(fitted.warnings)
 
 
-def test_runs_are_sampled_from_their_part_with_whole_chunks(
-    run: MadeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heads, "MOST_CHUNKS", 3)
+def settings_of(most_frames: int) -> HeadSettings:
+    trainer = TrainerSettings(epochs=2, members=1)
+    return HeadSettings(trainer=trainer, held_out=0.1, group_power=0.6, most_frames=most_frames)
+
+
+def test_runs_are_sampled_from_their_part_with_whole_chunks(run: MadeRun) -> None:
     store = run.store
     table = table_of(run, classes=3)
     numbers = np.arange(len(table.names))
     in_part, records = numbers % 5 != 0, record_of_frames(store)
     rng = np.random.default_rng(0)
-    everything = sample_runs(table, store, in_part, 0.6, 10_000, rng)
-    assert everything.rows.tolist() == np.flatnonzero(in_part[records]).tolist()
-    chunks = store.frame_chunk[everything.rows]
+    data = TrainingData(run.folder, run.plan, store, table, np.where(in_part, TRAIN, TEST).astype(np.int8))
+    rows, drawn, everything = sample_runs(data, TRAIN, settings_of(10_000), rng, most_chunks=3)
+    assert rows.tolist() == np.flatnonzero(in_part[records]).tolist()
+    chunks = store.frame_chunk[rows]
     first = everything.first_row
     assert np.unique(chunks).tolist() == chunks[first[:-1]].tolist()
     assert first[-1] == len(chunks)
     assert np.diff(everything.first_chunk).max() == 3
-    record_of_run = records[everything.rows[first[everything.first_chunk[:-1]]]]
+    record_of_run = records[rows[first[everything.first_chunk[:-1]]]]
     for begin, end, record in zip(
         everything.first_chunk[:-1], everything.first_chunk[1:], record_of_run, strict=True
     ):
-        assert set(records[everything.rows[first[begin] : first[end]]].tolist()) == {record}
+        assert set(records[rows[first[begin] : first[end]]].tolist()) == {record}
     assert everything.classes.tolist() == table.classes[record_of_run].tolist()
     assert everything.groups.tolist() == table.groups[record_of_run].tolist()
-    assert everything.records.tolist() == record_of_run.tolist()
+    assert drawn.tolist() == record_of_run.tolist()
     assert everything.weights[everything.classes == 0].sum() == pytest.approx(0.5)
-    few = [sample_runs(table, store, in_part, 0.6, 20, rng) for _ in range(200)]
-    assert np.mean([len(one.rows) for one in few]) == pytest.approx(20, rel=0.15)
+    found = [sample_runs(data, TRAIN, settings_of(20), rng, most_chunks=3) for _ in range(200)]
+    few = [runs for _, _, runs in found]
+    assert np.mean([len(rows) for rows, _, _ in found]) == pytest.approx(20, rel=0.15)
     # In expectation, every record counts as in the whole.
     share = np.mean([np.bincount(one.groups, one.weights, len(numbers)) for one in few], axis=0)
     expected = np.bincount(everything.groups, everything.weights, len(numbers))
     np.testing.assert_allclose(share, expected, atol=0.05)
-    data = everything.with_features(np.zeros((len(everything.rows), 2), np.float32), store)
-    assert data.sizes.tolist() == store.sizes(everything.rows).tolist()
+    assert everything.sizes.tolist() == store.sizes(rows).tolist()
 
 
 def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
@@ -150,11 +153,12 @@ def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
     records = record_of_frames(run.store)
     is_usable = np.isin(numbers, records)
     part = (table.groups % 3).astype(np.int8)
-    sampled = sample_frames(table, records, part == 1, 0.6, 10_000, np.random.default_rng(0))
-    assert set(part[records[sampled.rows]].tolist()) == {1}
+    data = TrainingData(run.folder, run.plan, run.store, table, part)
+    rows, sampled = sample_frames(data, 1, settings_of(10_000), np.random.default_rng(0))
+    assert set(part[records[rows]].tolist()) == {1}
     assert sampled.weights[sampled.is_viral].sum() == pytest.approx(0.5)
-    np.testing.assert_array_equal(sampled.is_viral, table.is_viral[records[sampled.rows]])
+    np.testing.assert_array_equal(sampled.is_viral, table.is_viral[records[rows]])
     counts = count_parts(table, part, records, is_usable)
     assert sum(one.frames for one in counts) == run.store.num_frames
     assert sum(one.records for one in counts) == is_usable.sum()
-    assert sum(one.frames for one in counts if one.part == "validation") == len(sampled.rows)
+    assert sum(one.frames for one in counts if one.part == "validation") == len(rows)

@@ -6,7 +6,7 @@ import torch
 
 from tests.made_models import make_contig_head
 from tests.unit.training.test_contigs import made_runs
-from virnuc_core.training.novelty import MOST_CENTROIDS, embed_pieces, fit_centroids, fit_novelty
+from virnuc_core.training.contigs import MOST_CENTROIDS, embed_pieces, fit_centroids, fit_novelty
 
 
 def unit_vectors(count: int, seed: int, width: int = 64) -> npt.NDArray[np.float32]:
@@ -60,7 +60,7 @@ def test_pieces_of_runs_are_embedded_as_contigs_of_their_own() -> None:
     features, sizes = torch.from_numpy(runs.features[rows]), torch.from_numpy(runs.sizes[rows])
     chunk = np.repeat(np.arange(end - begin), np.diff(runs.first_row[begin : end + 1]))
     codes = head.chunk_codes(
-        head.score_rows(features, sizes)[1].float(), torch.from_numpy(chunk), int(end - begin)
+        head.score_rows(features, sizes)["codes"].float(), torch.from_numpy(chunk), int(end - begin)
     )
     expected = head.contigs(codes, torch.zeros(len(codes), dtype=torch.int64), 1).embedding
     np.testing.assert_allclose(embeddings[whole], expected[0], atol=1e-5)

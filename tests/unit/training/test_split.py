@@ -34,8 +34,8 @@ def reversed_strand(sequence: str) -> str:
     return sequence.translate(str.maketrans("ACGT", "TGCA"))[::-1]
 
 
-def groups_of(*sequences: str, max_samples: int = 1 << 25) -> list[int]:
-    sketches = KinshipSketches(max_samples)
+def groups_of(*sequences: str, **limits: int) -> list[int]:
+    sketches = KinshipSketches(**limits)
     for sequence in sequences:
         sketches.add(sequence.encode())
     return sketches.groups().tolist()
@@ -73,14 +73,12 @@ def test_relatives_are_together_and_strangers_are_not() -> None:
 
 
 @pytest.mark.parametrize("max_pairs", [1_000, 10_000])  # of 4,700
-def test_pairs_are_sampled_where_very_many_records_share_a_kmer(
-    monkeypatch: pytest.MonkeyPatch, max_pairs: int
-) -> None:
-    monkeypatch.setattr("virnuc_core.training.split._MAX_PAIRS", max_pairs)
+def test_pairs_are_sampled_where_very_many_records_share_a_kmer(max_pairs: int) -> None:
     shared, repeat = dna(3_100, 8), dna(400, 14)
     # A record with 31 % of the k-mers of a fragment, a longer one that has half of these, and strangers.
     related = [shared + dna(6_900, 10), shared + dna(10_000, 11), shared[:1_550] + dna(20_000, 12)]
-    fragment, relative, *others = groups_of(*related, *(repeat + dna(4_000, 15 + i) for i in range(20)))
+    strangers = [repeat + dna(4_000, 15 + i) for i in range(20)]
+    fragment, relative, *others = groups_of(*related, *strangers, max_pairs=max_pairs)
     assert fragment == relative
     assert len({fragment, *others}) == 22
 

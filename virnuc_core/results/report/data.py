@@ -11,17 +11,24 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from virnuc_core.plain_text import visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
 from virnuc_core.results.fdr import SampleCalls
-from virnuc_core.results.report.reading import iter_batches, iter_contigs, most_important
-from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Row, Totals, histogram
-from virnuc_core.results.tables import CALL_COLUMN
+from virnuc_core.results.report.reading import (
+    BINS,
+    ISLAND_SHARE,
+    UNSURE,
+    Row,
+    Totals,
+    histogram,
+    iter_batches,
+    iter_contigs,
+    most_important,
+)
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule, chunk_steps
+from virnuc_core.specs import FRAME_KINDS, FRAMES_IN_WORDS, FrameRule, chunk_steps
 
 LEVELS: Final = 254  # quantisation of track scores
 NO_SCORE: Final = 255
@@ -41,7 +48,7 @@ _SHOWN_OF_MODEL: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Upper bounds on what a report contains; the run's tables have the rest."""
+    """Upper bounds on what a report contains, and the rows read at a time; the run's tables have the rest."""
 
     contigs: int = 100_000
     chunks: int = 4_000_000
@@ -51,6 +58,7 @@ class Limits:
     name_letters: int = 200
     files: int = 100
     lanes: int = 256
+    batch_rows: int = 1 << 16
 
 
 def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits | None = None) -> Row:
@@ -61,9 +69,9 @@ def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits | None
     limits = limits or Limits()
     frames: FrameRule = document["frames"]
     totals = Totals()
-    shown = most_important(_count(iter_contigs(folder, frames), totals), limits.contigs)
+    shown = most_important(iter_contigs(folder, frames, limits.batch_rows), limits.contigs, totals)
     tracks = sorted(_choose_tracks(shown, limits.chunks), key=itemgetter("place"))
-    chunk_histogram, levels = _read_scores(folder.predictions_parquet, tracks)
+    chunk_histogram, levels = _read_scores(folder.predictions_parquet, tracks, limits.batch_rows)
     rows = {place: row for row, place in enumerate(sorted(contig["place"] for contig in shown))}
     regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
     predicted = sorted({name for name, _ in totals.predicted})
@@ -71,7 +79,7 @@ def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits | None
         "headline": _headline(document["counts"], totals.values["hosts"]),
         "sample": _sample_in_words(document),
         "run": _run_document(document, limits),
-        "call_column": CALL_COLUMN[frames],
+        "call_column": FRAME_KINDS[frames].call_column,
         "totals": totals.document,
         "chunk_histogram": chunk_histogram.tolist(),
         "names": {"calls": _CALLS, "tiers": _TIERS, "predicted": predicted},
@@ -150,14 +158,6 @@ def _sample_in_words(document: Mapping[str, Any]) -> str:
     return f"{SampleCalls(**sample).in_words(document['counts']['contigs_virus'])}." if sample else ""
 
 
-def _count(
-    blocks: Iterable[tuple[pa.Table, pa.Table]], totals: Totals
-) -> Iterator[tuple[pa.Table, pa.Table]]:
-    for contigs, regions in blocks:
-        totals.add(contigs)
-        yield contigs, regions
-
-
 def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> Iterator[Row]:
     """The contigs with a score and enough chunks for a track, in the given order, of up to `max_chunks` in all."""
     for contig in contigs:
@@ -166,13 +166,13 @@ def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> Iterator[Row]:
             max_chunks -= contig["chunks"]
 
 
-def _read_scores(path: Path, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int64], bytes]:
+def _read_scores(path: Path, tracks: Sequence[Row], batch_rows: int) -> tuple[npt.NDArray[np.int64], bytes]:
     """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs with a track."""
     counts = np.zeros(BINS, np.int64)
     wanted = np.array([contig["place"] for contig in tracks], np.int64)
     parts: list[bytes] = []
     place = -1
-    for batch in iter_batches(path, ("chunk", "p_virus")):
+    for batch in iter_batches(path, ("chunk", "p_virus"), batch_rows):
         p_virus = batch["p_virus"].to_numpy(zero_copy_only=False)
         counts += histogram(p_virus)
         places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
@@ -200,7 +200,7 @@ def _contig_columns(
         "chunks": "chunks",
         "scored": "scored_chunks",
         "viral": "viral_chunks",
-        CALL_COLUMN[frames]: "p_call",
+        FRAME_KINDS[frames].call_column: "p_call",
     }
     columns: Row = {name: [contig[column] for contig in contigs] for name, column in names.items()}
     columns["name"] = [_cut(contig["contig"], limits.name_letters) for contig in contigs]

@@ -1,4 +1,4 @@
-"""The Triton kernels on the CPU, in Triton's interpreter, against plain torch in fp64."""
+"""The Triton kernels against plain torch in fp64: compiled on a GPU, and in Triton's interpreter on the CPU."""
 
 import ctypes
 import math
@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,42 +14,182 @@ import pytest
 import torch
 from torch.nn import functional
 
-if torch.cuda.is_available():
-    pytest.skip("tests/gpu runs the compiled kernels", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton is not installed")
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("tests/conftest.py switches the interpreter on", allow_module_level=True)
 
 import triton
 import triton.language as tl
 
-from tests.kernel_checks import (
-    bounds_of,
-    check_add_norm,
-    check_attention,
-    check_attention_in_fp8,
-    check_batch_mates,
-    check_embedding,
-    check_fp8_product,
-    check_product,
-    check_segment_mean,
-    random,
-    relative_error,
+from virnuc_core.models.attention import (
+    PackedLayout,
+    ReferenceAttention,
+    alibi_slopes,
+    apply_rotary,
+    packed_attention,
+    position_ids,
+    rotary_table,
 )
-from virnuc_core.models.attention import ReferenceAttention, apply_rotary, rotary_table
+from virnuc_core.models.encoders import mean_pool
 from virnuc_core.models.kernels import attention, gemm_gelu
+from virnuc_core.models.layers import quantize_rows
+from virnuc_core.specs import AttentionBackend
+from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
-LENGTHS = [300, 257, 193, 192, 129, 128, 64, 65, 3, 1]
-CU_SEQLENS = bounds_of(LENGTHS)
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("tests/conftest.py switches the interpreter on", allow_module_level=True)
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+on_a_gpu = pytest.mark.skipif(not ON_GPU, reason="takes the memory of a GPU")
+interpreted = pytest.mark.skipif(ON_GPU, reason="for the interpreter")
+has_fp8 = not ON_GPU or torch.cuda.get_device_capability() >= (8, 9)
+in_fp8 = pytest.mark.skipif(not has_fp8, reason="Ada and later")
+has_flash_attn = ON_GPU and installed_version(FLASH_ATTN) == FLASH_ATTN_VERSION
+
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+ERROR = {torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
+# The interpreter truncates to fp8 where a device rounds.
+FP8_ERROR = 0.04 if ON_GPU else 0.09
+
+LENGTHS = {"mixed": [300, 257, 193, 192, 129, 128, 64, 65, 3, 1]}
+HEADS, WIDTHS = [(12, torch.float16), (16, torch.float16), (64, torch.float16)], [48, 320, 1280]
+PRODUCTS, FP8_PRODUCTS = [(1, 40, 8), (131, 72, 200), (128, 64, 256)], [(150, 320, 336)]
+if ON_GPU:
+    LENGTHS = {
+        "one token": [1],
+        "around the borders": [
+            *(1, 2, 15, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 320, 1, 1024)
+        ],
+        "equal": [168] * 50,
+        "mixed": [*range(1, 1_100, 37), 383, 384, 385, 448, 449, 511, 512, 513, 640, 641, 1_100],
+        "long": [10_000, 30, 3_001],
+        "very long": [40_000],
+    }
+    HEADS = [(width, torch.float16) for width in (16, 24, 32, 64, 128)]
+    HEADS += [(width, torch.bfloat16) for width in (64, 128)]
+    WIDTHS = [256, 320, 768, 1280, 2560, 5120]
+    sizes = [(256, 1024), (320, 1280), (768, 3072), (1280, 5120), (72, 200)]
+    PRODUCTS = [(tokens, *size) for tokens in (3, 128, 1000) for size in sizes]
+    sizes = [(256, 1024), (320, 1280), (768, 3072), (2560, 10240), (48, 208)]
+    FP8_PRODUCTS = [(tokens, *size) for tokens in (3, 128, 1000) for size in sizes]
+
 each_scheme = pytest.mark.parametrize("positions", ["rotary", "alibi"])
+each_device = pytest.mark.parametrize("shared_memory", [101_376, None if ON_GPU else 232_448])
 
 
-@pytest.mark.parametrize("head_dim", [12, 16, 64])
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    return torch.randn(*shape, device=DEVICE, generator=generator).to(dtype)
+
+
+def bounds_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def attend(
+    qkv: torch.Tensor,
+    lengths: list[int],
+    backend: AttentionBackend,
+    positions: str,
+    *,
+    quantize: bool = False,
+) -> torch.Tensor:
+    _, _, heads, head_dim = qkv.shape
+    scheme = {"rotary_head_dim": head_dim} if positions == "rotary" else {"alibi_heads": heads}
+    layout = PackedLayout.build(bounds_of(lengths), backend=backend, device=DEVICE, dtype=qkv.dtype, **scheme)
+    return packed_attention(qkv, layout, quantize=quantize)
+
+
+def reference(qkv: torch.Tensor, lengths: list[int], positions: str) -> torch.Tensor:
+    bounds = torch.from_numpy(bounds_of(lengths)).to(DEVICE)
+    table, slopes = None, None
+    if positions == "rotary":
+        table = rotary_table(qkv.shape[3], position_ids(bounds, sum(lengths)))
+    else:
+        slopes = alibi_slopes(qkv.shape[2]).to(DEVICE)
+    return ReferenceAttention(tuple(lengths), table, slopes)(qkv.float())
+
+
+@pytest.mark.parametrize("backend", ["triton"] + ["sdpa"] * ON_GPU + ["flash-attn"] * has_flash_attn)
 @each_scheme
-def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
-    check_attention(LENGTHS, positions, head_dim)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize(("head_dim", "dtype"), HEADS)
+@pytest.mark.filterwarnings("ignore")  # of the compiler that flash-attn brings
+def test_attention_equals_the_reference(
+    head_dim: int, dtype: torch.dtype, lengths: list[int], positions: str, backend: AttentionBackend
+) -> None:
+    qkv = random(sum(lengths), 3, 3, head_dim, dtype=dtype)
+    actual = attend(qkv, lengths, backend, positions)
+    assert actual.dtype == dtype
+    assert bool(actual.isfinite().all())
+    # Only virnuc's kernels rotate in fp32; others round the rotated queries and keys.
+    tolerance = ERROR[dtype] * (1 if backend == "triton" else 2)
+    assert relative_error(actual, reference(qkv, lengths, positions)) < tolerance
 
 
+@each_scheme
+def test_a_sequence_gets_the_same_bits_in_any_batch(positions: str) -> None:
+    lengths = [300, 65, 193, 1, 192, *range(1, 1_100, 37)] if ON_GPU else [300, 65, 193, 1, 192]
+    qkv = random(sum(lengths), 3, 3, 64)
+    together = attend(qkv, lengths, "triton", positions).split(lengths)
+    for length, own_qkv, expected in zip(lengths, qkv.split(lengths), together, strict=True):
+        assert torch.equal(attend(own_qkv.clone(), [length], "triton", positions), expected), length
+
+
+@each_scheme
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_attention_with_the_shared_memory_of_a_smaller_device(
+    monkeypatch: pytest.MonkeyPatch, positions: str, head_dim: int
+) -> None:
+    """It takes a sequence step by step, and where even its keys do not fit, they are loaded again."""
+    monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
+    assert not attention.programs_that_fit(128, 101_376)
+    lengths = LENGTHS["mixed"]
+    qkv = random(sum(lengths), 3, 3, head_dim)
+    expected = reference(qkv, lengths, positions)
+    assert relative_error(attend(qkv, lengths, "triton", positions), expected) < ERROR[torch.float16]
+
+
+@in_fp8
+@each_scheme
+def test_attention_in_fp8(positions: str) -> None:
+    lengths = LENGTHS["mixed"]
+    qkv = random(sum(lengths), 3, 3, 64, dtype=torch.bfloat16 if ON_GPU else torch.float16)
+    qkv[:, 2] *= 100
+    actual = attend(qkv, lengths, "triton", positions, quantize=True)
+    assert actual.dtype == torch.float8_e4m3fn
+    assert relative_error(actual, reference(qkv, lengths, positions)) < FP8_ERROR
+
+
+@on_a_gpu
+@pytest.mark.parametrize("num_tokens", [932_100, 3_000_000])
+def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
+    """DNABERT-S: QKV offsets exceed int32 from 932,068 tokens, output offsets from 2,796,203."""
+    num_heads, head_dim = 12, 64
+    qkv = torch.empty(num_tokens, 3, num_heads, head_dim, dtype=torch.float16, device=DEVICE)
+    qkv.normal_(generator=torch.Generator("cuda").manual_seed(0))
+    slopes = alibi_slopes(num_heads).to(DEVICE)
+    short, long = attention.plan_tiles(np.array([0, num_tokens], np.int32))
+    chosen = long[[0, len(long) // 2, -2, -1]]
+    # More tiles than two grid dimensions can hold, nearly all empty.
+    tiles = np.concatenate((np.zeros((66_000, 3), np.int32), chosen))
+    actual = torch.ops.virnuc.packed_attention(
+        qkv, torch.from_numpy(short).to(DEVICE), torch.from_numpy(tiles).to(DEVICE), None, slopes
+    ).view(num_tokens, num_heads, head_dim)
+    at = torch.arange(num_tokens, device=DEVICE, dtype=torch.float32)
+    for head in range(num_heads):
+        q, k, v = qkv[:, :, head].unbind(1)
+        for _, _, first in chosen.tolist():
+            rows = slice(first, first + attention.BLOCK)
+            scores = q[rows].float() @ k.float().T * head_dim**-0.5
+            scores -= slopes[head] * (at[rows, None] - at).abs()
+            expected = scores.softmax(-1) @ v.float()
+            assert relative_error(actual[rows, head], expected) < ERROR[torch.float16]
+
+
+@interpreted
 def test_an_operator_does_not_import_the_compiler_of_torch() -> None:
     """It would take seconds of the first call."""
     program = """
@@ -63,6 +204,7 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
     assert done.stdout.split() == ["24.0", "[]"]
 
 
+@interpreted
 def test_the_compiler_of_torch_knows_the_shapes_of_results() -> None:
     wide, row = torch.ones(3, 2, 2, 8), torch.ones(16)
     tiles = torch.empty(0, 4, dtype=torch.int32)
@@ -78,51 +220,79 @@ def test_the_compiler_of_torch_knows_the_shapes_of_results() -> None:
     assert results["packed_attention"].shape == (2, 16)
 
 
-@each_scheme
-def test_a_sequence_gets_the_same_bits_in_any_batch(positions: str) -> None:
-    check_batch_mates([300, 65, 193, 1, 192], positions)
-
-
-@each_scheme
-def test_attention_with_the_shared_memory_of_a_smaller_device(
-    monkeypatch: pytest.MonkeyPatch, positions: str
-) -> None:
-    """It takes a sequence step by step, and where even its keys do not fit, they are loaded again."""
-    monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
-    assert not attention.programs_that_fit(128, 101_376)
-    for head_dim in (64, 128):
-        check_attention(LENGTHS, positions, head_dim)
-
-
-def test_keys_and_products_take_the_shared_memory_there_is() -> None:
-    fitting = (
-        (128, 166_912, 1),
-        (128, 101_376, 0),
-        (64, 101_376, 1),
-        (64, 166_912, 2),
-        (64, 232_448, 4),
-        (16, 101_376, 3),
-        (16, 28_672, 1),
-        (16, 28_671, 0),
-    )
-    for head_dim, shared_memory, programs in fitting:
-        assert attention.programs_that_fit(head_dim, shared_memory) == programs
-    limits = [attention.register_limit(programs) for programs in range(6)]
-    assert limits == [{}, {}, {}, {"maxnreg": 168}, {"maxnreg": 128}, {"maxnreg": 128}]
-    for dtype in (torch.float16, torch.float8_e4m3fn):
-        assert gemm_gelu.choose_tiles(232_448, dtype).tma
-        for shared_memory in (166_912, 101_376):
-            assert not gemm_gelu.choose_tiles(shared_memory, dtype).tma
-
-
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("shared_memory", [101_376, 232_448])
-@pytest.mark.parametrize(("num_tokens", "depth", "width"), [(1, 40, 8), (131, 72, 200), (128, 64, 256)])
+@each_device
+@pytest.mark.parametrize(("num_tokens", "depth", "width"), PRODUCTS)
 def test_product_with_activation(
-    monkeypatch: pytest.MonkeyPatch, num_tokens: int, depth: int, width: int, shared_memory: int, gated: bool
+    num_tokens: int,
+    depth: int,
+    width: int,
+    shared_memory: int | None,
+    gated: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: shared_memory)
-    check_product(num_tokens, depth, width, gated=gated)
+    if shared_memory is not None:
+        monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: shared_memory)
+    x, weight = random(num_tokens, depth), random((2 if gated else 1) * width, depth, seed=1) * 0.02
+    bias = None if gated else random(width, seed=2)
+    actual = torch.ops.virnuc.linear_gelu(x, weight, bias, gated)
+    expected = activated(x.double() @ weight.double().T, bias)
+    assert actual.shape == (num_tokens, width)
+    assert relative_error(actual, expected) < ERROR[torch.float16]
+
+
+def activated(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """GELU of a product; without a bias, gated: its columns are gates and values in turn."""
+    if bias is None:
+        return functional.gelu(product[:, 0::2]) * product[:, 1::2]
+    return functional.gelu(product + bias)
+
+
+@triton.jit
+def _tanh(x):
+    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+
+
+@in_fp8
+@pytest.mark.parametrize("gated", [True, False])
+@each_device
+@pytest.mark.parametrize(("num_tokens", "depth", "width"), FP8_PRODUCTS)
+def test_fp8_product_with_activation(
+    num_tokens: int,
+    depth: int,
+    width: int,
+    shared_memory: int | None,
+    gated: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Quantized with a scale of its own."""
+    if not ON_GPU:
+        monkeypatch.setattr(gemm_gelu, "_tanh", _tanh)  # the interpreter has no instructions of a GPU
+    if shared_memory is not None:
+        monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: shared_memory)
+    x = quantize_rows(random(num_tokens, depth, dtype=torch.float32))
+    weight = random(2 * width if gated else width, depth, dtype=torch.float32, seed=1)
+    weight = quantize_rows(weight * depth**-0.5)
+    bias = None if gated else random(width, dtype=torch.bfloat16, seed=2)
+    scale = torch.full((1, 1), 0.03, device=DEVICE)
+    actual = torch.ops.virnuc.fp8_linear_gelu(
+        *x, weight.values, weight.scale.t().contiguous(), bias, gated, scale
+    )
+    expected = activated((x.values.double() * x.scale) @ (weight.values.double() * weight.scale).T, bias)
+    assert (actual.dtype, actual.shape) == (torch.float8_e4m3fn, (num_tokens, width))
+    assert relative_error(actual.double() * scale, expected) < FP8_ERROR
+
+
+@on_a_gpu
+def test_product_beyond_int32_offsets() -> None:
+    """The result has more than 2^31 elements; its last rows equal those of a small product."""
+    weight, bias = random(20_480, 16, seed=1), random(20_480, seed=2)
+    x = random(106_000, 16)
+    for shared_memory in (101_376, 232_448):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gemm_gelu, "shared_memory", lambda device, limit=shared_memory: limit)
+            whole = torch.ops.virnuc.linear_gelu(x, weight, bias, False)
+            assert torch.equal(whole[-128:], torch.ops.virnuc.linear_gelu(x[-128:], weight, bias, False))
 
 
 def _sparse(path: Path, *shape: int) -> torch.Tensor:
@@ -144,6 +314,7 @@ def _start(tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(pointer, dtype=torch.float16)
 
 
+@interpreted
 def test_offsets_beyond_int32(tmp_path: Path) -> None:
     """One head of a sequence whose last rows are 2^31 elements after its first, in all buffers."""
     length, num_heads, head_dim = 300, 2**17, 64
@@ -169,23 +340,25 @@ def test_offsets_beyond_int32(tmp_path: Path) -> None:
     assert relative_error(rotated[first_query:, 0], expected) < 1e-3
 
 
-def test_every_token_is_in_one_tile() -> None:
-    short, long = attention.plan_tiles(CU_SEQLENS)
-    covered = np.zeros(CU_SEQLENS[-1], int)
-    for begin, length, _ in short:
-        covered[begin : begin + length] += 1
-    for begin, length, first in long:
-        covered[begin + first : begin + min(length, first + attention.BLOCK)] += 1
-    assert (covered == 1).all()
-    assert short[:, 1].max() <= attention.RESIDENT_TOKENS < long[:, 1].min()
-    for bounds in ([0, 5], [0, 400], [0, 7, 207]):  # a list of one tile would be compiled for alone
-        assert min(len(part) for part in attention.plan_tiles(np.array(bounds, np.int32))) >= 2
-
-
-@pytest.mark.parametrize("width", [48, 320, 1280])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("has_branch", [True, False])
-def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool) -> None:
-    check_add_norm(9, width, has_branch=has_branch)
+@pytest.mark.parametrize("dtype", ERROR if ON_GPU else [torch.float16])
+def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool, dtype: torch.dtype) -> None:
+    rows = 301 if ON_GPU else 9
+    residual = random(rows, width, dtype=dtype, seed=1)
+    bias, gain, shift = (random(width, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+    added = (random(rows, width, dtype=dtype), bias) if has_branch else (None, None)
+    total, normed, values, scale = torch.ops.virnuc.add_norm(
+        *added, residual, gain, shift, 1e-5, True, True, True
+    )
+    wanted = residual.double() + (added[0].double() + bias.double() if has_branch else 0.0)
+    assert relative_error(total, wanted) < ERROR[dtype]
+    wanted = functional.layer_norm(wanted, (width,), gain.double(), shift.double(), 1e-5)
+    assert relative_error(normed, wanted) < ERROR[dtype]
+    assert relative_error(values.float() * scale, wanted) < FP8_ERROR
+    assert bool((values.float().abs().amax(1) == 448).all())
+    kept = torch.ops.virnuc.add_norm(*added, residual, gain, shift, 1e-5, False, True, False)
+    assert [tensor.numel() for tensor in kept] == [0, rows * width, 0, 0]
 
 
 @triton.jit
@@ -194,6 +367,7 @@ def _gelu_kernel(x, out, WIDTH: tl.constexpr):
     tl.store(out + at, gemm_gelu._gelu(tl.load(x + at)))
 
 
+@interpreted
 def test_gelu_is_the_erf_form() -> None:
     x = torch.linspace(-12, 12, 4096)
     values = torch.empty_like(x)
@@ -204,31 +378,50 @@ def test_gelu_is_the_erf_form() -> None:
     assert float((error / expected.abs())[(x > -3) & (x != 0)].max()) < 2e-4
 
 
-@each_scheme
-def test_attention_in_fp8(positions: str) -> None:
-    check_attention_in_fp8(LENGTHS, positions)
-
-
-@triton.jit
-def _tanh(x):
-    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
-
-
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("shared_memory", [101_376, 232_448])
-def test_fp8_product_with_activation(
-    monkeypatch: pytest.MonkeyPatch, shared_memory: int, gated: bool
-) -> None:
-    monkeypatch.setattr(gemm_gelu, "_tanh", _tanh)  # the interpreter has no instructions of a GPU
-    monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: shared_memory)
-    check_fp8_product(gated, 150, 320, 336)
+@on_a_gpu
+def test_segment_mean_beyond_int32_offsets() -> None:
+    """More sequences than the second grid dimension can hold, and a last one that ends beyond 2^31."""
+    width, num_sequences = 768, 70_000
+    bounds = torch.arange(num_sequences + 1, dtype=torch.int32, device=DEVICE)
+    bounds[-1] = num_tokens = 2_900_000
+    hidden = torch.ones(num_tokens, width, dtype=torch.float16, device=DEVICE)
+    hidden[-1_000_000:] = 2.0
+    with torch.inference_mode():
+        means = mean_pool(hidden, bounds, include_special_tokens=True)
+    assert bool((means[:-1] == 1).all())
+    longest = num_tokens - num_sequences + 1
+    torch.testing.assert_close(means[-1], torch.full_like(means[-1], 1 + 1_000_000 / longest))
 
 
 @pytest.mark.parametrize("specials", [True, False])
-def test_segment_mean_equals_mean_pool(specials: bool) -> None:
-    check_segment_mean(random(sum(LENGTHS), 72), LENGTHS, specials)
+def test_segment_means_are_right_and_the_same_alone_and_in_a_batch(specials: bool) -> None:
+    lengths = [3, 168, 1022, 64, 5000] if ON_GPU else LENGTHS["mixed"]
+    hidden = random(sum(lengths), 320 if ON_GPU else 72)
+
+    def means_of(states: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            means: torch.Tensor = torch.ops.virnuc.segment_mean(states, bounds.to(DEVICE), specials)
+        return means
+
+    bounds = torch.from_numpy(bounds_of(lengths))
+    means = means_of(hidden, bounds)
+    expected = mean_pool(hidden.cpu().float(), bounds, include_special_tokens=specials)
+    torch.testing.assert_close(means.cpu(), expected, rtol=1e-5, atol=1e-6)
+    for mean, one in zip(means, hidden.split(lengths), strict=True):
+        assert torch.equal(means_of(one, torch.tensor([0, len(one)], dtype=torch.int32))[0], mean)
 
 
 @pytest.mark.parametrize("width", [48, 320])
-def test_embeddings_make_up_for_masked_tokens(width: int) -> None:
-    check_embedding(LENGTHS, width)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_embeddings_make_up_for_masked_tokens(lengths: list[int], width: int) -> None:
+    """Some tokens of every sequence but the first are masked."""
+    table, share, mask_token = random(33, width), 0.88, 32
+    bounds = torch.from_numpy(bounds_of(lengths)).to(DEVICE)
+    numbers = torch.arange(sum(lengths), device=DEVICE)
+    input_ids = torch.where((numbers % 3 == 0) & (numbers >= lengths[0]), mask_token, numbers % 31).int()
+    embedded = torch.ops.virnuc.embed_tokens(input_ids, bounds, table, mask_token, share)
+    is_masked = input_ids == mask_token
+    observed = torch.stack([1 - part.double().mean() for part in is_masked.split(lengths)])
+    scale = (share / observed).half()[torch.repeat_interleave(torch.tensor(lengths, device=DEVICE))]
+    scale[is_masked] = 0
+    torch.testing.assert_close(embedded, table[input_ids.long()] * scale[:, None], rtol=2e-3, atol=0)

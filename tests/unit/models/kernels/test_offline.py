@@ -1,25 +1,38 @@
-"""The kernels compiled for GPUs that are not present, within the shared memory and the registers of each."""
+"""The kernels compiled for GPUs that are not present, within the shared memory and the registers of each.
+
+As a program, `test_offline.py CAPABILITY` prints a JSON line for each launch of the kernels' operators: variant, name of the
+kernel, bytes of shared memory, bytes of registers that a thread spills, and hash of the code.
+"""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-_SCRIPT: Final = Path(__file__).with_name("compile_offline.py")
-_TIMEOUT_SECONDS: Final = 900
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
 
 # Maximum shared memory per block in bytes, by compute capability.
 SHARED_MEMORY: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 
 MAX_SPILLED: Final = 400  # bytes a thread: heads of 128 columns in sequences of one tile, on 8.0
 
-# Heads of up to 32 columns are padded to 32; rows of 320 to 5120 columns are those of ESM-2 8M to 15B. 8.0, 8.6 and 8.9
+# Of each capability: product:DTYPE, gated_product:DTYPE, rowwise:WIDTH:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention, each
+# but rowwise also with fp8_ before it. Heads of up to 32 columns are padded to 32; rows of 320 to 5120 columns are those of ESM-2 8M to 15B. 8.0, 8.6 and 8.9
 # get the same code but for the size of their shared memory and fp8, so they share out dtypes and sizes.
 VARIANTS: Final = {
     80: ["rowwise:5120:bfloat16", "product:float16", "gated_product:bfloat16",
@@ -46,42 +59,121 @@ KERNELS: Final = {
     "alibi": {"_short_kernel", "_long_kernel"},
 }
 
-_ALWAYS: Final = 90  # compiled for on every change
-_SERIALIZED: Final = (
-    "wgmma.mma_async instructions are serialized"  # ptxas, of products that wait for each other
-)
+
+HEADS = 20
+NUM_TOKENS = (64, 65)  # Triton compiles arguments that are multiples of 16 apart, unless it is told not to
+LENGTHS = [0, 10, 20, 30, 300, 600, 900]  # cu_seqlens of three short and three long sequences
 
 
-def _compile(capability: int, cache: Path) -> tuple[list[dict[str, Any]], str]:
-    """What `compile_offline.py` says of each kernel, and the log of ptxas."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, _SCRIPT, str(capability), str(SHARED_MEMORY[capability]), *VARIANTS[capability]],
-        env=environment | {"TRITON_CACHE_DIR": str(cache), "TRITON_DUMP_PTXAS_LOG": "1"},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    log = "\n".join(line for line in lines if not line.startswith("{"))
-    return [json.loads(line) for line in lines if line.startswith("{")], log
+class OfflineDriver:
+    """The part of a driver that Triton queries before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
 
 
-@pytest.mark.timeout(2 * _TIMEOUT_SECONDS)
+def attend(positions: str, head_dim: int, dtype: torch.dtype, quantize: bool) -> None:
+    tiles = [torch.from_numpy(part) for part in attention.plan_tiles(np.array(LENGTHS, np.int32))]
+    table, slopes = torch.zeros(1024, attention.padded_head_dim(head_dim) // 2, 2), torch.zeros(HEADS)
+    rotary = positions == "rotary"
+    qkv = torch.zeros(LENGTHS[-1], 3, HEADS, head_dim, dtype=dtype)
+    positions_of_tokens = (table, None) if rotary else (None, slopes)
+    attention.packed_attention(qkv, *tiles, *positions_of_tokens, quantize)
+
+
+def multiply(gated: bool, dtype: torch.dtype) -> None:
+    weight = torch.zeros(1280, 320, dtype=dtype)
+    for num_tokens in NUM_TOKENS:
+        x = torch.zeros(num_tokens, 320, dtype=dtype)
+        gemm_gelu.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
+
+
+def multiply_fp8(gated: bool, dtype: torch.dtype) -> None:
+    weight = torch.zeros(1280, 320, dtype=torch.float8_e4m3fn)
+    bias = None if gated else torch.zeros(1280, dtype=dtype)
+    for num_tokens in NUM_TOKENS:
+        x = torch.zeros(num_tokens, 320, dtype=torch.float8_e4m3fn)
+        scales = torch.ones(num_tokens, 1), torch.ones(1, 1280), torch.ones(1, 1)
+        gemm_gelu.fp8_linear_gelu(x, scales[0], weight, scales[1], bias, gated, scales[2])
+
+
+def work_on_rows(dtype: torch.dtype, quantize: bool, width: int) -> None:
+    weight = torch.zeros(width, dtype=dtype)
+    for num_tokens in NUM_TOKENS:
+        x = torch.zeros(num_tokens, width, dtype=dtype)
+        rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantize)
+        bounds = torch.tensor([0, 3, num_tokens], dtype=torch.int32)
+        rowwise.segment_mean(x, bounds, True)
+        rowwise.embed_tokens(torch.zeros(num_tokens, dtype=torch.int32), bounds, x, 32, 0.88)
+
+
+def spilled_bytes(cubin: bytes) -> int:
+    """Local memory of a thread."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage)
+    assert found, usage
+    return int(found[1]) + int(found[2])
+
+
+def compile_all(capability: int) -> None:
+    driver.set_active(OfflineDriver(capability))
+    attention.shared_memory = gemm_gelu.shared_memory = lambda device: SHARED_MEMORY[capability]
+    compile_or_launch = JITFunction.run
+    variant = ""
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        compiled = compile_or_launch(kernel, *args, grid=grid, warmup=True, **kwargs)
+        facts = {"variant": variant, "kernel": kernel.__name__, "shared": compiled.metadata.shared}
+        facts |= {"spilled": spilled_bytes(compiled.asm["cubin"]), "hash": compiled.hash}
+        print(json.dumps(facts), flush=True)
+
+    JITFunction.run = compile_only
+    for variant in VARIANTS[capability]:
+        kind, *size, dtype_name = variant.removeprefix("fp8_").split(":")
+        dtype = getattr(torch, dtype_name)
+        in_fp8 = variant.startswith("fp8_")
+        if kind == "rowwise":
+            work_on_rows(dtype, capability >= 89, int(size[0]))
+        elif kind in ("product", "gated_product"):
+            (multiply_fp8 if in_fp8 else multiply)(kind == "gated_product", dtype)
+        else:
+            attend(kind, int(size[0]), dtype, quantize=in_fp8)
+
+
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "capability",
-    [
-        pytest.param(capability, marks=() if capability == _ALWAYS else pytest.mark.slow)
-        for capability in VARIANTS
-    ],
+    # One is compiled for on every change.
+    [pytest.param(each, marks=() if each == 90 else pytest.mark.slow) for each in VARIANTS],
 )
 def test_kernels_fit_a_device_and_serve_any_number_of_tokens(capability: int, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, __file__, str(capability)],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DUMP_PTXAS_LOG": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "registers" in done.stdout
+    # ptxas says so of products that wait for each other.
+    assert "wgmma.mma_async instructions are serialized" not in done.stdout
     found: dict[str, set[tuple[str, str]]] = {variant: set() for variant in VARIANTS[capability]}
-    kernels, log = _compile(capability, tmp_path)
-    assert "registers" in log
-    assert _SERIALIZED not in log
-    for kernel in kernels:
+    for kernel in (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")):
         found[kernel["variant"]].add((kernel["kernel"], kernel["hash"]))
         assert kernel["shared"] <= SHARED_MEMORY[capability], kernel
         assert kernel["spilled"] <= MAX_SPILLED, kernel
@@ -89,3 +181,7 @@ def test_kernels_fit_a_device_and_serve_any_number_of_tokens(capability: int, tm
         assert sorted(name for name, _ in compiled) == sorted(
             KERNELS[variant.removeprefix("fp8_").split(":")[0]]
         )
+
+
+if __name__ == "__main__":
+    compile_all(int(sys.argv[1]))

@@ -1,6 +1,8 @@
-"""The head for the longest stretches: contigs are read alone and in order, and its files."""
+"""Heads of both kinds: their formulas, what they read alone and in order, and their files."""
 
 import json
+import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,19 +13,101 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.made_models import make_contig_head, make_head
-from virnuc_core.errors import CheckpointError
-from virnuc_core.models import contig_head
+from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.models.catalogue import HEAD_METADATA
-from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.contig_head import ContigHead, load_contig_head, save_contig_head
-from virnuc_core.models.heads import load_head, save_head
+from virnuc_core.models.heads import ContigHead, Head, MLPClassifier, load_head, save_head
+from virnuc_core.models.scores import ScoredRows
 
 HEAD = make_contig_head(6, 5)
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+def trained(hidden_width: int = 512) -> MLPClassifier:
+    """A head whose running statistics are not those of a fresh one."""
+    torch.manual_seed(0)
+    classifier = MLPClassifier(7, hidden_width)
+    for _ in range(3):
+        classifier(torch.randn(32, 7) * 2 + 1)
+    return classifier.eval()
+
+
+def test_probabilities_are_those_of_the_formula() -> None:
+    classifier = trained()
+    features = torch.randn(5, 7)
+    state = classifier.state_dict()
+    hidden = features @ state["hidden_layer.weight"].T + state["hidden_layer.bias"]
+    scale = state["bn1.weight"] / torch.sqrt(state["bn1.running_var"] + 1e-5)
+    hidden = ((hidden - state["bn1.running_mean"]) * scale + state["bn1.bias"]).clamp(min=0)
+    logits = hidden @ state["output_layer.weight"].T + state["output_layer.bias"]
+    probabilities = classifier.score_rows(features)["scores"]
+    torch.testing.assert_close(probabilities, torch.softmax(logits, 1))
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(5))
+    assert not probabilities.requires_grad
+    with pytest.raises(MismatchError, match="takes 7 features and the models give 8"):
+        classifier.score_rows(torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize("name", ["head.safetensors", "head.pth", "module.pth"])
+def test_heads_are_loaded_ready_to_score(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier, path = trained(hidden_width=16), tmp_path / name
+    if name == "head.safetensors":
+        state = classifier.state_dict()
+        del state["bn1.num_batches_tracked"]
+        save_file(state, path)
+    elif name == "head.pth":
+        torch.save(classifier.state_dict(), path)
+    else:
+        published = type("MLPClassifier", (nn.Module,), {"__module__": "__main__"})
+        monkeypatch.setattr(sys.modules["__main__"], "MLPClassifier", published, raising=False)
+        module = published()
+        for child_name, child in classifier.named_children():
+            module.add_module(child_name, child)
+        torch.save(module, path)
+        monkeypatch.undo()
+    loaded = MLPClassifier.load(path)
+    assert not loaded.training
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    features = torch.randn(3, 7)
+    assert torch.equal(loaded.score_rows(features)["scores"], classifier.score_rows(features)["scores"])
+
+
+NO_HEAD = "is not an MLPClassifier head"
+FIVE_CLASSES = {"output_layer.weight": torch.zeros(5, 512), "output_layer.bias": torch.zeros(5)}
+OTHER_FILES: list[tuple[str, Callable[[], object], str]] = [
+    ("a.pth", lambda: nn.Bilinear(2, 2, 2), r"holds a pickled torch\.nn\.modules\.linear\.Bilinear"),
+    ("a.pth", lambda: nn.Linear(3, 2), NO_HEAD),
+    ("a.pth", lambda: {"hidden_layer.weight": torch.zeros(3)}, NO_HEAD),
+    ("a.pth", lambda: {"a": 1}, NO_HEAD),
+    ("a.pth", lambda: [1, 2], NO_HEAD),
+    ("a.pth", lambda: trained().state_dict() | FIVE_CLASSES, NO_HEAD),
+    ("a.pth", lambda: b"half a file", "cannot be read as a torch file"),
+    ("a.safetensors", lambda: b"half a file", "cannot be read as safetensors"),
+    *(
+        ("a.pth", lambda made=made, protocol=protocol: pickle.dumps(made(), protocol), message)
+        for made, message in (
+            (trained, r"is a plain Python pickle, not a"),
+            (lambda: [1, 2], "is a plain Python pickle, not a file of"),
+        )
+        for protocol in (2, 5)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), OTHER_FILES)
+def test_what_is_no_head_is_refused(
+    name: str, content: Callable[[], object], message: str, tmp_path: Path
+) -> None:
+    path, made = tmp_path / name, content()
+    if isinstance(made, bytes):
+        path.write_bytes(made)
+    else:
+        torch.save(made, path)
+    with pytest.raises(CheckpointError, match=rf"{path.name} .*{message}"):
+        MLPClassifier.load(path)
 
 
 def made_codes(count: int, seed: int = 0) -> Tensor:
@@ -61,9 +145,7 @@ def slow_contig(head: ContigHead, codes: Tensor) -> tuple[Tensor, Tensor, Tensor
 def test_contigs_are_read_alone_and_in_segments_of_any_size(lengths: list[int], segment: int) -> None:
     codes = made_codes(sum(lengths))
     contig = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contig_head, "_SEGMENT_CHUNKS", segment)
-        found = HEAD.contigs(codes, contig, len(lengths))
+    found = HEAD.contigs(codes, contig, len(lengths), segment)
     for number, own in enumerate(codes.split(lengths)):
         context, logits, attention = slow_contig(HEAD, own)
         torch.testing.assert_close(found.context[contig == number], context, atol=2e-4, rtol=1e-4)
@@ -94,6 +176,32 @@ def test_the_order_of_chunks_counts_and_that_of_rows_does_not() -> None:
     torch.testing.assert_close(pooled[0], (weight * codes[:2]).sum(0))
 
 
+def test_rows_chunks_and_contigs_without_a_row() -> None:
+    sizes = torch.tensor([[20, 300], [100, 500], [30, 300]])
+    results = HEAD.score_rows(torch.randn(3, 11), sizes)
+    for head in (HEAD, MLPClassifier(11)):
+        rows = ScoredRows(
+            read=lambda name, begin, end: results[name][begin:end].numpy(),
+            chunk=np.array([1, 1, 3]),
+            contig=np.array([0, 0, 1, 2]),
+            num_contigs=4,
+        )
+        found = head.score_contigs(rows)
+        assert (
+            np.isnan(found.p_chunk).tolist()
+            == np.isnan(found.p_region).tolist()
+            == [True, False, True, False]
+        )
+        assert np.isnan(found.p_contig).tolist() == [False, True, False, True]
+        assert found.is_novel.tolist() == [False] * 4
+        # A chunk of one row has the score of its row.
+        assert found.p_chunk[3] == pytest.approx(results["scores"][2, 1].item(), abs=1e-6)
+    with pytest.raises(UsageError, match="needs their 'sizes'"):
+        HEAD.score_rows(torch.randn(3, 11))
+    with pytest.raises(MismatchError, match="takes 11 features and the models give 12"):
+        HEAD.score_rows(torch.randn(3, 12), sizes)
+
+
 def test_temperatures_divide_the_log_odds_of_a_virus() -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 3.0, 0.0]])
     p = functional.softmax(logits, dim=1)[:, :2].sum(1)
@@ -109,18 +217,20 @@ def test_temperatures_divide_the_log_odds_of_a_virus() -> None:
     torch.testing.assert_close(margins, margin / 0.25)
 
 
-def test_files_are_reproducible_and_give_the_same_head(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("head", "takes"), [(HEAD, [True, False, False]), (MLPClassifier(11), [True, True, False])]
+)
+def test_files_are_reproducible_and_give_the_same_head(head: Head, takes: list[bool], tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.safetensors" for name in ("one", "two")]
     for path in paths:
-        save_head(HEAD, path, {"chunk_length": 300})
+        save_head(head, path, {"chunk_length": 300})
     assert paths[0].read_bytes() == paths[1].read_bytes()
     loaded = load_head(paths[0])
-    assert isinstance(loaded, ContigHead)
-    assert (loaded.spec, loaded.training) == (HEAD.spec, False)
+    assert (type(loaded), loaded.facts, loaded.training) == (type(head), head.facts, False)
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
-    for name, tensor in HEAD.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor)
-    assert isinstance(load_head(make_head(tmp_path / "mlp.safetensors", 11)), MLPClassifier)
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor) or "num_batches" in name
+    assert [loaded.takes_widths(*widths) for widths in ((6, 5), (5, 6), (6, 6))] == takes
 
 
 def spec_with(**changes: object) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:
@@ -147,14 +257,14 @@ def tensor_with(name: str, value: float) -> Callable[[dict[str, Any], dict[str, 
         (spec_with(num_virus=4), "4 of 4 classes are viruses"),
         (spec_with(classes=["a", "b", "c", "a"]), "two have one name"),
         (spec_with(classes="abcd"), "spec|classes"),
-        (spec_with(code="os.system"), "'code': Unexpected keyword argument"),
+        (spec_with(code="os.system"), "code: Unexpected keyword argument"),
     ],
 )
 def test_damaged_heads_are_refused(
     damage: Callable[[dict[str, Any], dict[str, Tensor]], None], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "head.safetensors"
-    save_contig_head(HEAD, path, {})
+    save_head(HEAD, path)
     state = dict(HEAD.state_dict())
     stated = {"frames": "longest", "spec": {**vars_of(HEAD)}}
     damage(stated, state)
@@ -174,9 +284,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save(HEAD.state_dict(), tmp_path / "head.pt")
     for name in ("longest.safetensors", "head.pt"):
         with pytest.raises(CheckpointError, match="is not a head for the longest stop-free stretches"):
-            load_contig_head(tmp_path / name)
+            ContigHead.load(tmp_path / name)
     whole = tmp_path / "whole.safetensors"
-    save_contig_head(HEAD, whole, {})
+    save_head(HEAD, whole)
     (tmp_path / "cut.safetensors").write_bytes(whole.read_bytes()[:-100])
     with pytest.raises(CheckpointError):
         load_head(tmp_path / "cut.safetensors")

@@ -1,0 +1,405 @@
+"""The lanes of this machine: each computes some of a run's shards on one device.
+
+The only lane of a machine with one device is this process. Several lanes have a process each. Either way the models may stay
+loaded for the next run.
+"""
+
+import ctypes
+import heapq
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from functools import partial
+from typing import Final, Self
+
+import torch
+
+from virnuc_core.env_config import available_threads, physical_gpu
+from virnuc_core.errors import DeviceLostError, LaneError, UsageError
+from virnuc_core.inference.events import (
+    LaneEvent,
+    LaneFinished,
+    LaneReport,
+    LaneStarted,
+    lane_report,
+)
+from virnuc_core.inference.lane_process import (
+    LaneProcess,
+    Observer,
+    lane_error,
+    lane_started,
+    prepare_for_gpus,
+)
+from virnuc_core.inference.nvidia_smi import sampling_gpu
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
+from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.shard import (
+    missing_shards,
+    pending_shards,
+    remove_shard_temporaries,
+)
+from virnuc_core.inference.worker import run_shards
+from virnuc_core.retries import retrying
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.settings import RunConfig
+
+# Devices that compute, for whichever `LocalLanes` of this process: threads of different ones would share settings of
+# torch, memory of the device and tables of the kernels. Guarded by `_changed`.
+_busy: Final[set[str]] = set()
+_changed: Final = threading.Condition()
+# Once a GPU failed in this process, CUDA computes on none any more; child processes can.
+_lost_device: Final = threading.Event()
+
+_log = logging.getLogger(__name__)
+
+
+def ignore(event: LaneEvent) -> None:
+    """Observes nothing."""
+
+
+def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tuple[tuple[int, ...], ...]:
+    """Assigns shards to lanes for equal finish times: by falling cost, each to the least loaded lane.
+
+    Returns the shards of each lane in row order; lanes without work are left out.
+    """
+    loads = [(0.0, lane) for lane in range(num_lanes)]
+    assigned: list[list[int]] = [[] for _ in loads]
+    for index in sorted(indices, key=lambda i: (-plan.shards[i].cost, i)):
+        load, lane = heapq.heappop(loads)
+        assigned[lane].append(index)
+        heapq.heappush(loads, (load + plan.shards[index].cost, lane))
+    return tuple(tuple(sorted(lane)) for lane in assigned if lane)
+
+
+class LocalLanes:
+    """A lane per device of this machine; a context manager, which closes them.
+
+    May be used by several threads: a run takes the devices that no other run uses, and waits while there are none. Results
+    are the same whatever was computed before.
+
+    Args:
+        devices: resolved: "cpu", or "cuda:0", "cuda:1", ...
+        observe: is told of every event, by one thread after another.
+        keep: the models stay loaded for the next run, until the lanes are closed.
+        in_processes: also the only lane has a process of its own.
+    """
+
+    def __init__(
+        self,
+        devices: tuple[str, ...],
+        observe: Observer = ignore,
+        *,
+        keep: bool = False,
+        in_processes: bool = False,
+    ) -> None:
+        self.devices = devices
+        self._observe = observe
+        self._telling = threading.Lock()
+        self._keep = keep
+        self._in_processes = in_processes or len(devices) > 1
+        self._lanes: dict[str, _LaneHere | LaneProcess] = {}
+        self._making = threading.Lock()
+        self._before: dict[RunConfig, RunPlan] = {}
+        self._planning = threading.Lock()
+        self._in_use: set[str] = set()
+        self._is_closed = False
+        self._process = os.getpid()
+        if devices[0].startswith("cuda") and not self._in_processes:  # planning will use the GPU
+            prepare_for_gpus()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
+        """Writes the plan of a run, or checks that the one in its folder is of the same run.
+
+        From an earlier run with this configuration are kept the token budgets, since the models have taken memory
+        meanwhile, and where the models are, of which the hub may have newer ones.
+
+        Raises:
+            UsageError: the lanes are closed, or of another process.
+            DeviceLostError: a GPU failed in this process before.
+            VirnucError: as `open_plan`.
+        """
+        self._require_usable()
+        if self.devices[0].startswith("cuda") and _lost_device.is_set():
+            raise DeviceLostError(
+                "a GPU failed in this process, which can compute on none any more: start it (in a notebook, the kernel) again."
+            )
+        store, is_new = FrameStore.open(folder.frames), not folder.plan.exists()
+        with self._planning:
+            before = self._before.get(config)
+            asked = _with_locations(config, before)
+            make = partial(open_plan, asked, store, kind, self.devices, folder, before=before)
+            plan = retrying("plan", make)
+            if is_new:
+                self._before[config] = plan
+        return plan
+
+    def compute(self, folder: RunFolder) -> list[LaneReport]:
+        """Computes the missing shards of a planned run, when devices are free; no other process may work in the folder.
+
+        All lanes are waited for, even when one fails. If this thread is interrupted, so are they.
+
+        Raises:
+            UsageError: the lanes are closed, or of another process.
+            VirnucError: a lane failed; finished shards are kept.
+        """
+        plan = read_plan(folder.plan)
+        pending = retrying("the search for finished shards", partial(pending_shards, folder, plan))
+        remove_shard_temporaries(folder, pending)
+        if not pending:
+            return []
+        devices = self._take(len(pending))
+        assigned = assign_shards(plan, pending, len(devices))
+        self._give_back(devices[len(assigned) :])
+        stopping = threading.Event()
+        lanes = [
+            partial(self._compute_taken, folder, shards, number, device, len(assigned), stopping)
+            for number, (shards, device) in enumerate(zip(assigned, devices, strict=False))
+        ]
+        futures = self._side_by_side(lanes, devices, stopping)
+        _log_failures(futures, folder, pending)
+        found = [report for future in futures if (report := future.result()) is not None]
+        warn_of_mixed_hardware(found)
+        return found
+
+    def compute_lane(
+        self,
+        folder: RunFolder,
+        shards: tuple[int, ...],
+        lane: int,
+        device: str,
+        num_lanes: int = 1,
+        stopping: threading.Event | None = None,
+    ) -> LaneReport | None:
+        """Computes the missing ones of some shards on a device, again after errors that may not recur.
+
+        `num_lanes` lanes share the CPU threads. Once `stopping` is set, nothing is repeated, and the lane of this process
+        ends after its batch. Returns None if nothing was missing.
+        """
+        stopping = stopping or threading.Event()
+        events: list[LaneEvent] = []
+
+        def emit(event: LaneEvent) -> None:
+            with self._telling:
+                events.append(event)
+                self._observe(event)
+
+        def run() -> None:
+            left = missing_shards(folder, shards)
+            if not left:
+                return
+            made = self._lane(device, num_lanes, stopping)
+            try:
+                made.run(folder, left, lane, emit)
+            except BaseException as error:
+                # An interrupt leaves the models of this process as they are.
+                if isinstance(made, LaneProcess) or isinstance(error, Exception):
+                    self._end(device)
+                raise
+
+        sampling = nullcontext() if self._keep else sampling_gpu(device, lane, emit)
+        try:
+            with sampling:
+                retrying(f"lane {lane} on {device}", run, stopping)
+        finally:
+            if not self._keep:
+                self._end(device)
+        return lane_report(events) if any(isinstance(event, LaneStarted) for event in events) else None
+
+    def close(self) -> None:
+        """Waits for runs under way, and frees the memory of the devices; may be called again."""
+        if self._process != os.getpid():
+            return
+        with _changed:
+            self._is_closed = True
+            _changed.notify_all()
+            _changed.wait_for(lambda: not self._in_use)
+        for device in self.devices:
+            self._end(device)
+
+    def _compute_taken(
+        self,
+        folder: RunFolder,
+        shards: tuple[int, ...],
+        lane: int,
+        device: str,
+        num_lanes: int,
+        stopping: threading.Event,
+    ) -> LaneReport | None:
+        try:
+            return self.compute_lane(folder, shards, lane, device, num_lanes, stopping)
+        finally:
+            self._give_back([device])
+
+    def _side_by_side(
+        self,
+        lanes: Sequence[Callable[[], LaneReport | None]],
+        devices: Sequence[str],
+        stopping: threading.Event,
+    ) -> list[Future[LaneReport | None]]:
+        """Calls all of them, each in a thread with the context of this one, but none of its settings of torch."""
+        futures: list[Future[LaneReport | None]] = []
+        with ThreadPoolExecutor(len(lanes), thread_name_prefix="lane") as threads:
+            try:
+                for lane in lanes:
+                    futures.append(threads.submit(copy_context().run, lane))
+                wait(futures)
+            except BaseException:
+                stopping.set()
+                with self._making:
+                    for device in devices:
+                        if isinstance(made := self._lanes.get(device), LaneProcess):
+                            made.kill()
+                raise
+            finally:
+                self._give_back(devices[len(futures) : len(lanes)])
+        return futures
+
+    def _lane(self, device: str, num_lanes: int, stopping: threading.Event) -> "_LaneHere | LaneProcess":
+        """The lane of a device, made if there is none that can compute."""
+        in_process = self._in_processes or _lost_device.is_set()
+        with self._making:
+            if stopping.is_set():
+                raise LaneError("the run is being stopped.")
+            made = self._lanes.get(device)
+            if isinstance(made, LaneProcess) and not made.is_alive:
+                made.close()
+                made = None
+            if made is None or (in_process and isinstance(made, _LaneHere)):
+                made = LaneProcess(device, num_lanes) if in_process else _LaneHere(device)
+                self._lanes[device] = made
+            if isinstance(made, _LaneHere):
+                made.models.stopping = stopping
+        return made
+
+    def _end(self, device: str) -> None:
+        with self._making:
+            made = self._lanes.pop(device, None)
+        if made is not None:
+            made.close()
+
+    def _take(self, most: int) -> list[str]:
+        """Waits until devices are free, and takes these."""
+        with _changed:
+            _changed.wait_for(lambda: self._is_closed or not _busy.issuperset(self.devices))
+            self._require_usable()
+            taken = [name for name in self.devices if name not in _busy][:most]
+            _busy.update(taken)
+            self._in_use.update(taken)
+        return taken
+
+    def _give_back(self, devices: Iterable[str]) -> None:
+        with _changed:
+            _busy.difference_update(devices)
+            self._in_use.difference_update(devices)
+            _changed.notify_all()
+
+    def _require_usable(self) -> None:
+        if self._process != os.getpid():
+            raise UsageError(
+                f"these models were loaded by process {self._process}, and this is its child {os.getpid()}: make them where "
+                "they are used."
+            )
+        if self._is_closed:
+            raise UsageError("these models are closed: make new ones, or close them later.")
+
+
+def _log_failures(
+    lanes: Sequence[Future[LaneReport | None]], folder: RunFolder, shards: Sequence[int]
+) -> None:
+    num_failed = sum(lane.exception() is not None for lane in lanes)
+    if num_failed and len(lanes) > 1:
+        _log.error(
+            "%d of %d lanes failed, and %d of %d shards are missing; those that are finished are kept: "
+            "run the same command again to go on",
+            num_failed,
+            len(lanes),
+            len(missing_shards(folder, shards)),
+            len(shards),
+        )
+
+
+def warn_of_mixed_hardware(reports: Iterable[LaneReport]) -> None:
+    """Says if lanes ran on more than one kind of hardware."""
+    hardware = sorted({report.device_name for report in reports if report.device_name})
+    if len(hardware) > 1:
+        _log.warning(
+            "lanes ran on different hardware (%s): the last digits of scores and vectors may differ from those "
+            "of a run on one kind",
+            ", ".join(hardware),
+        )
+
+
+def _with_locations(config: RunConfig, before: RunPlan | None) -> RunConfig:
+    """A configuration with the locations of its models for their names, unless a bundled head goes by these."""
+    if before is None or (before.kind == "predict" and config.head is None):
+        return config
+    models = {"esm_model": before.model("esm2"), "dnabert_model": before.model("dnabert_s")}
+    return config.model_copy(update={name: model.location for name, model in models.items() if model})
+
+
+class _LaneHere:
+    """The lane of this process."""
+
+    def __init__(self, device: str) -> None:
+        self.models = LoadedModels(device)
+
+    def run(self, folder: RunFolder, shards: Sequence[int], lane: int, emit: Observer) -> None:
+        """Computes shards, with the settings of a lane's process.
+
+        Raises:
+            DeviceLostError: the GPU failed; what was on the device stays there.
+        """
+        started, device = time.perf_counter(), self.models.device
+        on_gpu = device.startswith("cuda")
+        shown = f"cuda:{physical_gpu(int(device.partition(':')[2]))}" if on_gpu else device
+        try:
+            with nullcontext() if on_gpu else _using_threads():
+                emit(lane_started(folder, shards, lane, shown, os.getpid()))
+                run_shards(folder, shards, self.models, lane, emit)
+                emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
+        except Exception as error:
+            lost = lane_error(error, lane) if isinstance(error, RuntimeError) else None
+            if isinstance(lost, DeviceLostError):
+                _lost_device.set()
+                # Its traceback holds tensors on the device. Freeing them there, even when the process ends, would abort it.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
+                raise lost from error
+            _clear_frames(error)
+            raise
+
+    def close(self) -> None:
+        """Drops the models, and returns their memory to the device."""
+        if not _lost_device.is_set():
+            self.models.close()
+
+
+@contextmanager
+def _using_threads() -> Iterator[None]:
+    """Gives torch the thread count of a lane's process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(available_threads())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Drops what the functions that an error went through refer to: notebooks keep the last error, and with it models."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
