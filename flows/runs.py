@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.outputs import require_absolute, require_places
 from flows.recording import choose_lanes, recording
-from tasks.heads import EvaluationReport, TrainingReport, publish_evaluation, publish_training
 from tasks.publishing import show_run
 from tasks.run_entries import evaluation_entry
 from virnuc_core import pipeline
@@ -27,8 +27,10 @@ from virnuc_core.settings import (
     predict_config,
     train_config,
 )
-from virnuc_core.training.heads import HeadSettings
-from virnuc_core.training.labels import LabelledFiles
+
+if TYPE_CHECKING:  # slow imports, for heads alone
+    from tasks.heads import EvaluationReport, TrainingReport
+    from virnuc_core.training.labels import LabelledFiles
 
 
 def predict(
@@ -58,9 +60,12 @@ def embed(
 
 
 def train(
-    files: LabelledFiles, out: str, settings: TrainSettings, force: bool, where: LaneSettings
-) -> TrainingReport:
+    files: "LabelledFiles", out: str, settings: TrainSettings, force: bool, where: LaneSettings
+) -> "TrainingReport":
     """See the flow `train`; raises VirnucError."""
+    from tasks.heads import publish_training
+    from virnuc_core.training.heads import HeadSettings
+
     require_absolute(*itertools.filterfalse(is_url, files.paths), *filter(None, [settings.groups]), out)
     config, folder = train_config(settings), run_folder_of(out)
     lanes = choose_lanes(where, config.devices)
@@ -80,9 +85,11 @@ def train(
 
 
 def evaluate(
-    files: LabelledFiles, out: str, settings: PredictSettings, force: bool, where: LaneSettings
-) -> EvaluationReport:
+    files: "LabelledFiles", out: str, settings: PredictSettings, force: bool, where: LaneSettings
+) -> "EvaluationReport":
     """See the flow `evaluate`; raises VirnucError."""
+    from tasks.heads import publish_evaluation
+
     require_absolute(*files.paths, out)
     config, folder = predict_config(settings), Path(out) / EVALUATED_RUN
     lanes = choose_lanes(where, config.devices)
