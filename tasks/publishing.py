@@ -3,13 +3,16 @@
 from pathlib import Path
 
 from tasks.artifacts import in_flow, show_markdown, show_table
-from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.run_folder import RunFolder
 
 
 def show_run(root: Path, report: RunReport) -> None:
-    """Shows a finished run on the page of its flow run."""
+    """Shows a finished run on the page of its flow run, if it is one."""
+    if not in_flow():
+        return
+    from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
+
     folder = RunFolder(root)
     places = {"report": str(folder.page.resolve())} if folder.page.exists() else {}
     places["figures"] = str(folder.report.resolve())
