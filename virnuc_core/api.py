@@ -26,7 +26,7 @@ from virnuc_core.remote import output_path
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.reader import rejection_reason
+from virnuc_core.sequences.reader import clean, rejection_reason
 from virnuc_core.settings import (
     EngineSettings,
     PredictSettings,
@@ -155,12 +155,11 @@ class Embedder(_Resident):
             UsageError: the model is closed.
             VirnucError: any other failure; the message says what to do.
         """
-        _require_usable(sequences, "protein" if self._family == "esm2" else "dna")
-        if not sequences:
+        usable = _usable(sequences, "protein" if self._family == "esm2" else "dna")
+        if not usable:
             return np.empty((0, open_checkpoint(self._name, self._family).spec.embedding_dim), np.float32)
         with scratch_folder() as root:
-            fasta = _write_fasta(root / "sequences.fa", ((str(i), text) for i, text in enumerate(sequences)))
-            return pipeline.embed_vectors([fasta], root / "run", self._config, self._lanes)
+            return pipeline.embed_vectors(usable, root / "run", self._config, self._lanes)
 
 
 class Predictor(_Resident):
@@ -290,21 +289,30 @@ def _files(source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]]
         yield [_write_fasta(scratch / "sequences.fa", pairs)]
 
 
-def _require_usable(sequences: Sequence[str], alphabet: Alphabet) -> None:
-    """Raises InputError for a sequence that cannot be embedded."""
+def _usable(sequences: Sequence[str], alphabet: Alphabet) -> list[bytes]:
+    """The sequences, clean; raises InputError for one that cannot be embedded."""
+    usable = []
     for number, text in enumerate(sequences):
-        letters = "".join(text.split()).upper().encode("ascii", "replace")
+        letters = clean("".join(text.split()).encode("ascii", "replace"), alphabet)
         if (reason := rejection_reason(letters, alphabet)) is not None:
             raise InputError(f"sequence {number} cannot be embedded: {reason}. Leave it out.")
+        _letters_of(number, text)
+        usable.append(letters)
+    return usable
+
+
+def _letters_of(number: int, text: str) -> str:
+    letters = "".join(text.split())
+    if not _LETTERS.fullmatch(letters):
+        raise InputError(f"sequence {number} holds what is no letter: give sequences, not headers.")
+    return letters
 
 
 def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
     """Raises InputError for an id or sequence that FASTA cannot represent."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for number, (name, text) in enumerate(records):
-            sequence = "".join(text.split())
-            if not _LETTERS.fullmatch(sequence):
-                raise InputError(f"sequence {number} holds what is no letter: give sequences, not headers.")
+            sequence = _letters_of(number, text)
             if " " in name or not name.isprintable():
                 raise InputError(f"the id of sequence {number} holds blanks or unseen characters: {name!r}.")
             file.write(f">{name}\n{sequence}\n")

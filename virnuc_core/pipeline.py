@@ -39,6 +39,7 @@ from virnuc_core.results.tables import TableCounts, write_tables
 from virnuc_core.retries import retrying, translate_os_errors
 from virnuc_core.run_folder import EMBED_SUFFIX, EVALUATED_RUN, RunFolder, run_folder_of
 from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.frame_store_build import store_sequences
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Alphabet
 
@@ -189,16 +190,16 @@ def embed(
 
 
 def embed_vectors(
-    inputs: Sequence[str], root: Path, config: RunConfig, lanes: Lanes
+    sequences: Sequence[bytes], root: Path, config: RunConfig, lanes: Lanes
 ) -> npt.NDArray[np.float32]:
-    """Vectors of whole sequences by one model, (n, D) in input order, from the shards of a run in a new folder.
+    """Vectors (n, D) of usable, clean sequences by one model, in their order, from the shards of a run in a new folder.
 
     Raises:
         VirnucError: as `predict`.
     """
     steps = Steps()
-    with _opened(root, inputs, force=False) as folder:
-        steps(index, folder, inputs, config)
+    with _opened(root, (), force=False) as folder:
+        steps(store_sequences, sequences, folder.frames, _alphabet_of(config))
         plan = _plan(folder, config, "embed", lanes, steps)
         steps.timed("embed", lambda: lanes.compute(folder))
         results = [result for _, result in iter_shard_results(folder, plan)]
@@ -289,7 +290,7 @@ def label(
 
 def index(folder: RunFolder, inputs: Sequence[str], config: RunConfig) -> None:
     """Builds the frame store, or reuses that of the same files and settings."""
-    alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
+    alphabet = _alphabet_of(config)
     index_inputs(folder, list(inputs), chunk_rule_of(config), alphabet, frames_of(config), config.min_length)
 
 
@@ -353,6 +354,10 @@ def deliver(out: str, folder: RunFolder) -> None:
 
 def _report_place(out: str, plan: RunPlan) -> str:
     return f"{out}{EMBED_SUFFIX if plan.kind == 'embed' else ''}".rstrip("/")
+
+
+def _alphabet_of(config: RunConfig) -> Alphabet:
+    return "protein" if config.dnabert_model is None else "dna"
 
 
 def _local(inputs: Sequence[str], steps: Steps) -> Sequence[str]:

@@ -4,7 +4,7 @@ import logging
 import operator
 import shutil
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -26,7 +26,7 @@ from virnuc_core.sequences.frame_store import (
 )
 from virnuc_core.sequences.frames import ChunkTable, chunk_table, longest_stretches, open_frames
 from virnuc_core.sequences.reader import STDIN, Record, input_digest, iter_records, rejection_reason
-from virnuc_core.specs import Alphabet, ChunkRule, FrameRule
+from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,16 @@ def build_frame_store(
     folder = Path(folder)
     with naming(folder), _new_folder(folder) as building:
         _Builder(building, chunk_length, alphabet, frames, min_length).build(inputs, rejected_copy)
+    return FrameStore.open(folder)
+
+
+def store_sequences(sequences: Sequence[bytes], folder: Path, alphabet: Alphabet) -> FrameStore:
+    """Stores usable, clean sequences whole in a new store; their names are their indices, from 0."""
+    records = [Record(i + 1, "", str(i), sequence) for i, sequence in enumerate(sequences)]
+    with naming(folder), _new_folder(folder) as building:
+        builder = _Builder(building, None, alphabet, "open", 0)
+        builder.add_all(records)
+        builder.finish(inputs=())
     return FrameStore.open(folder)
 
 
@@ -101,10 +111,7 @@ class _Builder:
     def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
         """Reads the inputs and writes everything, meta.json last; raises InputError."""
         digests = tuple(input_digest(path) for path in inputs)
-        rejected = self.folder / REJECTED_NAME
-        with open(rejected, "w", encoding="utf-8", newline="\n") as table:
-            for batch in self._batches(iter_records(inputs, self.alphabet), table):
-                self._add(batch)
+        self.add_all(iter_records(inputs, self.alphabet))
         for path, before in zip(inputs, digests, strict=True):
             if input_digest(path) != before:
                 raise InputError(
@@ -113,7 +120,7 @@ class _Builder:
                 )
         if rejected_copy is not None:
             with atomic_path(rejected_copy) as temporary:
-                shutil.copyfile(rejected, temporary)
+                shutil.copyfile(self.folder / REJECTED_NAME, temporary)
         if not self.num_records:
             raise InputError(self._nothing_usable(inputs, rejected_copy))
         if self.num_rejected:
@@ -126,6 +133,16 @@ class _Builder:
                 "%d records have names that could do harm in tables or terminals; they are written with %%XX in place "
                 "of such characters, and cut after %d bytes", self.num_escaped, LONGEST_NAME,
             )  # fmt: skip
+        self.finish(digests)
+
+    def add_all(self, records: Iterable[Record]) -> None:
+        """Stores the usable records, and lists the others in rejected.tsv."""
+        with open(self.folder / REJECTED_NAME, "w", encoding="utf-8", newline="\n") as table:
+            for batch in self._batches(records, table):
+                self._add(batch)
+
+    def finish(self, inputs: tuple[InputFile, ...]) -> None:
+        """Writes meta.json, when everything else is on the disk."""
         num_renamed = self._make_names_unique()
         for path in self.folder.iterdir():
             sync_file(path)
@@ -133,7 +150,7 @@ class _Builder:
             chunk_length=self.chunk_length,
             alphabet=self.alphabet,
             frames=self.frames,
-            inputs=digests,
+            inputs=inputs,
             num_records=self.num_records,
             num_chunks=self.num_chunks,
             num_frames=self.num_frames,
@@ -143,7 +160,7 @@ class _Builder:
             min_length=self.min_length,
         ).write(self.folder)
 
-    def _batches(self, records: Iterator[Record], rejected: TextIO) -> Iterator[list[Record]]:
+    def _batches(self, records: Iterable[Record], rejected: TextIO) -> Iterator[list[Record]]:
         rejected.write(REJECTED_HEADER)
         batch: list[Record] = []
         letters = 0

@@ -74,7 +74,6 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
     Raises:
         InputError: a file is missing, not a file, truncated, corrupt, neither FASTA nor FASTQ, or has a record within another.
     """
-    table = _UPPER_DNA if alphabet == "dna" else _UPPER
     number = 0
     for path in map(str, paths):
         first = number
@@ -83,9 +82,14 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
                 number += 1
                 words = header.split(maxsplit=1)
                 name = words[0] if words else ""
-                yield Record(number, path, name, letters.translate(table, _BLANKS))
+                yield Record(number, path, name, clean(letters, alphabet))
         if number == first:
             logger.warning("%s holds no sequence record", visible(path))
+
+
+def clean(letters: bytes, alphabet: Alphabet) -> bytes:
+    """Upper case, without whitespace, in DNA with U read as T."""
+    return letters.translate(_UPPER_DNA if alphabet == "dna" else _UPPER, _BLANKS)
 
 
 def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
