@@ -72,6 +72,10 @@ class Command(click.Command):
     def params(self, none: list[click.Parameter]) -> None:
         """Click sets an empty list."""
 
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Click keeps those of the first context, which may have no parent."""
+        return ["-h", "--help"]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeats a repeatable flag before each of its values."""
         repeatable = [param for param in self.params if isinstance(param, click.Option) and param.multiple]

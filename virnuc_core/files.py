@@ -234,7 +234,11 @@ def from_json(kind: type[Record], values: object) -> Record:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"][1:]))
-        raise ValueError(f"{place:.80}: {first['msg']}") from error
+        reason = {
+            "unexpected_keyword_argument": "it is not known",
+            "json_invalid": "it holds text that is not Unicode",
+        }.get(first["type"], first["msg"])
+        raise ValueError(f"{place:.80}: {reason}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return record
