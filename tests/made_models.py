@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from virnuc_core.inference import runner
 from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
@@ -23,10 +24,13 @@ from virnuc_core.models.checkpoint import (
     DNABERT,
     TOKEN_TYPE,
     TRANSFORMERS_ESM,
+    Checkpoint,
     KeyLayout,
     config_sizes,
+    load_model,
     parameter_shapes,
 )
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.heads import ContigHead, Head, HeadSpec, MLPClassifier, save_head
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
@@ -34,7 +38,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import Family, ModelSpec
+from virnuc_core.specs import Family, ModelSpec, ResolvedPrecision
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 ESM2 = GOLDEN / "esm2" / "esm2_t4_made.pt"
@@ -254,3 +258,17 @@ def make_tokenizer(path: Path) -> None:
     made = tokenizer(words, [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")])
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.save(str(path))
+
+
+def record_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the models that are loaded from now on."""
+    names: list[str] = []
+
+    def load(
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, *_: object
+    ) -> Encoder:
+        names.append(checkpoint.name)
+        return load_model(checkpoint, device, precision)
+
+    monkeypatch.setattr(runner, "load_model", load)
+    return names

@@ -9,17 +9,15 @@ import pytest
 import torch
 
 from benchmarks.forward import random_sequences
+from tests.made_models import record_loads
 from virnuc_core import Embedder, embed
-from virnuc_core.inference import runner
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shard import iter_shard_results
-from virnuc_core.models.checkpoint import Checkpoint, load_model
-from virnuc_core.models.encoders import Encoder
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import EngineSettings, embed_config
-from virnuc_core.specs import Family, ResolvedPrecision
+from virnuc_core.specs import Family
 
 pytestmark = pytest.mark.gpu
 
@@ -45,17 +43,7 @@ def embedded_by_a_lane(folder: Path, family: Family, sequences: list[str], **set
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the models that are loaded."""
-    names = list[str]()
-
-    def load(
-        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, *_: object
-    ) -> Encoder:
-        names.append(checkpoint.name)
-        return load_model(checkpoint, device, precision)
-
-    monkeypatch.setattr(runner, "load_model", load)
-    return names
+    return record_loads(monkeypatch)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from tests.forked_lanes import kill_lanes
-from tests.made_models import ESM2, MadeModels, MadeRun, make_esm2, plan_run
+from tests.made_models import ESM2, MadeModels, MadeRun, make_esm2, plan_run, record_loads
 from virnuc_core import Embedder, Predictor, embed, predict, retries
 from virnuc_core.errors import (
     CheckpointError,
@@ -35,17 +35,16 @@ from virnuc_core.errors import (
     UsageError,
     VirnucError,
 )
-from virnuc_core.inference import lane_process, lanes, planning, runner, worker
+from virnuc_core.inference import lane_process, lanes, planning, worker
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.lane_process import LaneProcess
 from virnuc_core.inference.lanes import LocalLanes, assign_shards
 from virnuc_core.inference.plan import Shard
 from virnuc_core.inference.shard import missing_shards, pending_shards
-from virnuc_core.models.checkpoint import Checkpoint, load_model
-from virnuc_core.models.encoders import Encoder
+from virnuc_core.models.checkpoint import Checkpoint
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import Family, ResolvedPrecision
+from virnuc_core.specs import Family
 
 MODEL = f"esm2:{ESM2}"
 PROTEINS = ["MKVLAAGIVGLCAKAYAE", "mkv", "MSTNPKPQRKTKRNTNRRPQDVKFPGG", "MKV", "MXBZUO*-."]
@@ -338,17 +337,7 @@ def test_threads_and_gpus_are_shared_out(
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the models that are loaded."""
-    names = []
-
-    def load(
-        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, *_: object
-    ) -> Encoder:
-        names.append(checkpoint.name)
-        return load_model(checkpoint, device, precision)
-
-    monkeypatch.setattr(runner, "load_model", load)
-    return names
+    return record_loads(monkeypatch)
 
 
 def test_every_call_gives_the_bits_of_a_process_of_its_own(loads: list[str]) -> None:
