@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from virnuc_cli.options import Answer, CommandGroup, command
+from virnuc_cli.options import CONTEXT_SETTINGS, Answer, CommandGroup, command
 from virnuc_core import __version__
 from virnuc_core.errors import DamagedFileError, DeviceError, UsageError
 
@@ -43,9 +43,7 @@ def _out(metavar: str, meaning: str) -> click.Option:
 _OUT_FOLDER: Final = _out("DIR", "Folder for the results; run again to continue.")
 
 
-@click.group(
-    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+@click.group(cls=CommandGroup, context_settings=CONTEXT_SETTINGS)
 @click.version_option(__version__, prog_name="virnuc")
 def cli() -> None:
     """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
     from virnuc_core.settings import Settings
 
+# Of every command, since click keeps the help flags of its first context, which may have no parent.
+CONTEXT_SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _ALL: Final = "virnuc.help-all"
 _WHOLE: Final = 1000  # characters, longer than any first sentence
 
@@ -71,10 +73,6 @@ class Command(click.Command):
     @params.setter
     def params(self, none: list[click.Parameter]) -> None:
         """Click sets an empty list."""
-
-    def get_help_option_names(self, ctx: click.Context) -> list[str]:
-        """Click keeps those of the first context, which may have no parent."""
-        return ["-h", "--help"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeats a repeatable flag before each of its values."""
@@ -210,6 +208,7 @@ def command(
             name=name or function.__name__,
             callback=partial(_run, function, settings),
             help=function.__doc__,
+            context_settings=CONTEXT_SETTINGS,
         )
         group.add_command(made)
         return made

@@ -293,26 +293,26 @@ def _usable(sequences: Sequence[str], alphabet: Alphabet) -> list[bytes]:
     """The sequences, clean; raises InputError for one that cannot be embedded."""
     usable = []
     for number, text in enumerate(sequences):
-        letters = clean("".join(text.split()).encode("ascii", "replace"), alphabet)
-        if (reason := rejection_reason(letters, alphabet)) is not None:
+        letters = "".join(text.split())
+        sequence = clean(letters.encode("ascii", "replace"), alphabet)
+        if (reason := rejection_reason(sequence, alphabet)) is not None:
             raise InputError(f"sequence {number} cannot be embedded: {reason}. Leave it out.")
-        _letters_of(number, text)
-        usable.append(letters)
+        _require_letters(number, letters)
+        usable.append(sequence)
     return usable
 
 
-def _letters_of(number: int, text: str) -> str:
-    letters = "".join(text.split())
+def _require_letters(number: int, letters: str) -> None:
     if not _LETTERS.fullmatch(letters):
         raise InputError(f"sequence {number} holds what is no letter: give sequences, not headers.")
-    return letters
 
 
 def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
     """Raises InputError for an id or sequence that FASTA cannot represent."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for number, (name, text) in enumerate(records):
-            sequence = _letters_of(number, text)
+            sequence = "".join(text.split())
+            _require_letters(number, sequence)
             if " " in name or not name.isprintable():
                 raise InputError(f"the id of sequence {number} holds blanks or unseen characters: {name!r}.")
             file.write(f">{name}\n{sequence}\n")
