@@ -55,7 +55,7 @@ def metrics_of(calls: KnownCalls) -> Json:
         "everything": {
             "recall": round(confusion.viral_called_virus / int(calls.is_viral.sum()), 4),
             "false_positive_rate": round(confusion.other_called_virus / int((~calls.is_viral).sum()), 4),
-            "precision": round(confusion.precision or 0.0, 4),
+            "precision": round(metrics.precision or 0.0, 4),
             "auroc": round(float(roc_auc_score(calls.is_viral, np.nan_to_num(calls.p_virus, nan=-1))), 4),
         },
     }

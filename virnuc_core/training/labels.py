@@ -32,8 +32,6 @@ from virnuc_core.training.split import KinshipSketches, join_groups
 
 VIRAL: Final = "viral"
 OTHER: Final = "other"
-_BEGINNING: Final = b"LOCUS "
-
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +72,7 @@ class LabelledSource:
     """A sequence file with one class for all of its records, or a class for each by name."""
 
     path: str
-    class_name: str | None = None
-    classes: Mapping[str, str] | None = None
+    classes: str | Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +84,6 @@ class RecordTable:
         class_names: the viral class first.
         lengths: (R,), bp.
         groups: (R,): related records have the same number; all differ unless grouping was requested.
-        group_names: (R,): the groups that were given, "" where none was.
     """
 
     names: tuple[str, ...]
@@ -95,7 +91,6 @@ class RecordTable:
     class_names: tuple[str, ...]
     lengths: Int64
     groups: Int64
-    group_names: tuple[str, ...]
 
     @property
     def is_viral(self) -> npt.NDArray[np.bool_]:
@@ -111,6 +106,13 @@ class GenBankCounts:
     left_out: int = 0
     prophages: int = 0
 
+    def __add__(self, other: "GenBankCounts") -> "GenBankCounts":
+        return GenBankCounts(
+            records=self.records + other.records,
+            left_out=self.left_out + other.left_out,
+            prophages=self.prophages + other.prophages,
+        )
+
 
 def open_sources(files: LabelledFiles, scratch: Path) -> tuple[tuple[LabelledSource, ...], GenBankCounts]:
     """Resolves files to sources; GenBank files are converted to FASTA in `scratch`.
@@ -119,30 +121,37 @@ def open_sources(files: LabelledFiles, scratch: Path) -> tuple[tuple[LabelledSou
         UsageError: no file is given, a file is given twice, or a table is missing or not needed.
         InputError: a file cannot be read.
     """
-    _require_labels(files)
-    sources = [LabelledSource(path=path, class_name=VIRAL) for path in files.viral]
-    sources += [LabelledSource(path=path, class_name=OTHER) for path in files.other]
+    sequences = (*files.viral, *files.other, *files.genbank, *files.labelled)
+    if not sequences:
+        raise UsageError(
+            "no sequences are given: name files with --viral and --other, GenBank files, or a file with --labels."
+        )
+    if STDIN in sequences:
+        raise UsageError(
+            "labelled sequences cannot come from standard input (-): they are read more than once."
+        )
+    if files.labels is not None and not files.labelled:
+        raise UsageError("--labels is for files that are named without a flag, and there is none.")
+    [(place, times)] = Counter(Path(path).absolute() for path in sequences).most_common(1)
+    if times > 1:
+        raise UsageError(f"{place} is given twice: a file has one class only.")
+    sources = [LabelledSource(path=path, classes=VIRAL) for path in files.viral]
+    sources += [LabelledSource(path=path, classes=OTHER) for path in files.other]
     table = None if files.labels is None else read_table(files.labels, "class")
-    found = GenBankCounts()
+    counts = GenBankCounts()
     for number, path in enumerate((*files.genbank, *files.labelled)):
         if number < len(files.genbank) or is_genbank(path):
-            scratch.mkdir(parents=True, exist_ok=True)
-            stem = scratch / f"genbank_{number + 1}"
-            fasta, classes = stem.with_suffix(".fa"), stem.with_suffix(".tsv")
-            counts = convert_genbank(path, fasta, classes)
-            found = GenBankCounts(
-                records=found.records + counts.records,
-                left_out=found.left_out + counts.left_out,
-                prophages=found.prophages + counts.prophages,
-            )
-            sources.append(LabelledSource(path=str(fasta), classes=read_table(str(classes), "class")))
+            fasta = scratch / f"genbank_{number + 1}.fa"
+            classes, found = convert_genbank(path, fasta)
+            counts += found
+            sources.append(LabelledSource(path=str(fasta), classes=classes))
         elif table is None:
             raise UsageError(
                 f"nothing says which records of {path} are viral: give --labels, or give the file with --viral or --other."
             )
         else:
             sources.append(LabelledSource(path=path, classes=table))
-    return tuple(sources), found
+    return tuple(sources), counts
 
 
 def read_records(
@@ -179,8 +188,7 @@ def read_records(
             "none of the records is in the table of --groups: its first column is the first word of a header."
         )
     class_names = (VIRAL, *sorted(set(classes) - {VIRAL}))
-    own_groups = [groups.get(name, "") for name in names]
-    distinct = [f"g {group}" if group else f"r {row}" for row, group in enumerate(own_groups, 1)]
+    distinct = [f"g {groups[name]}" if name in groups else f"r {row}" for row, name in enumerate(names, 1)]
     grouped = np.unique(distinct, return_inverse=True)[1].astype(np.int64)
     return RecordTable(
         names=tuple(names),
@@ -188,7 +196,6 @@ def read_records(
         class_names=class_names,
         lengths=np.array(lengths, np.int64),
         groups=join_groups(grouped, sketches.groups()) if kinship else grouped,
-        group_names=tuple(own_groups),
     )
 
 
@@ -222,31 +229,14 @@ def read_table(path: str, column: str) -> dict[str, str]:
 
 
 def _class_of(source: LabelledSource, name: str) -> str:
-    if source.classes is None:
-        return source.class_name or OTHER
+    if isinstance(source.classes, str):
+        return source.classes
     if name not in source.classes:
         raise InputError(
             f"record {name} of {source.path} has no label: add it to the table, or take it out of the file."
         )
     class_name = source.classes[name]
     return VIRAL if class_name.casefold() in ("viral", "virus", "viruses") else class_name
-
-
-def _require_labels(files: LabelledFiles) -> None:
-    sequences = (*files.viral, *files.other, *files.genbank, *files.labelled)
-    if not sequences:
-        raise UsageError(
-            "no sequences are given: name files with --viral and --other, GenBank files, or a file with --labels."
-        )
-    if STDIN in sequences:
-        raise UsageError(
-            "labelled sequences cannot come from standard input (-): they are read more than once."
-        )
-    if files.labels is not None and not files.labelled:
-        raise UsageError("--labels is for files that are named without a flag, and there is none.")
-    [(place, times)] = Counter(Path(path).absolute() for path in sequences).most_common(1)
-    if times > 1:
-        raise UsageError(f"{place} is given twice: a file has one class only.")
 
 
 def is_genbank(path: str) -> bool:
@@ -256,23 +246,19 @@ def is_genbank(path: str) -> bool:
         InputError: it cannot be read.
     """
     with reading_text(path) as text:
-        return text.peek(len(_BEGINNING)).startswith(_BEGINNING)
+        return text.peek(6).startswith(b"LOCUS ")
 
 
-def convert_genbank(genbank: str, fasta: Path, table: Path) -> GenBankCounts:
-    """Writes the sequences of a GenBank file as FASTA and their classes as a table `record class`.
+def convert_genbank(genbank: str, fasta: Path) -> tuple[dict[str, str], GenBankCounts]:
+    """Writes the sequences of a GenBank file as FASTA, and gives the class of each record by name.
 
     Raises:
         InputError: the file is corrupt, or a record has no sequence.
     """
+    classes: dict[str, str] = {}
     records = left_out = prophages = 0
-    with (
-        atomic_path(fasta) as new_fasta,
-        atomic_path(table) as new_table,
-        new_fasta.open("w", encoding="utf-8") as sequences,
-        new_table.open("w", encoding="utf-8") as labels,
-    ):
-        labels.write("record\tclass\n")
+    fasta.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(fasta) as new, new.open("w", encoding="utf-8") as sequences:
         for record in _iter_records(genbank):
             records += 1
             class_name = _class_in_lineage(record)
@@ -283,7 +269,10 @@ def convert_genbank(genbank: str, fasta: Path, table: Path) -> GenBankCounts:
             prophages += len(regions)
             for name, sequence in _pieces(record, regions):
                 sequences.write(f">{name}\n{sequence}\n")
-                labels.write(f"{name}\t{class_name}\n")
+                if classes.setdefault(name, class_name) != class_name:
+                    raise InputError(
+                        f"{genbank}: record {name} is twice in it, with lineages of two classes."
+                    )
     if left_out:
         _log.warning(
             "%d of %d records of %s are left out: their lineage is neither of viruses nor of cells",
@@ -291,25 +280,24 @@ def convert_genbank(genbank: str, fasta: Path, table: Path) -> GenBankCounts:
             records,
             visible(genbank),
         )
-    return GenBankCounts(records=records, left_out=left_out, prophages=prophages)
+    return classes, GenBankCounts(records=records, left_out=left_out, prophages=prophages)
 
 
 def _iter_records(path: str) -> Iterator[SeqRecord]:
+    if not is_genbank(path):
+        raise InputError(f"{path} is not GenBank: it does not begin with LOCUS.")
     number = 0
-    with reading_text(path) as text, _damage_of(path):
-        if not text.peek(len(_BEGINNING)).startswith(_BEGINNING):
-            raise InputError(f"{path} is not GenBank: it does not begin with LOCUS.")
-        with io.TextIOWrapper(text, encoding="utf-8") as lines:
-            for record in SeqIO.parse(lines, "genbank"):
-                number += 1
-                try:
-                    str(record.seq)
-                except UndefinedSequenceError as error:
-                    raise InputError(
-                        f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
-                        '("GenBank (full)").'
-                    ) from error
-                yield record
+    with reading_text(path) as text, _damage_of(path), io.TextIOWrapper(text, encoding="utf-8") as lines:
+        for record in SeqIO.parse(lines, "genbank"):
+            number += 1
+            try:
+                str(record.seq)
+            except UndefinedSequenceError as error:
+                raise InputError(
+                    f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
+                    '("GenBank (full)").'
+                ) from error
+            yield record
     if number == 0:
         raise InputError(f"{path} holds no whole GenBank record. Download it again.")
 

@@ -9,8 +9,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from virnuc_core.columns import Bool, Float64, Int64
 
-# Lower bounds of the record length bins, in bp.
-LENGTH_EDGES: Final = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
 RELIABILITY_BINS: Final = 10
 
 
@@ -51,40 +49,6 @@ class Confusion:
     viral_called_other: int
     other_called_virus: int
     other_called_other: int
-
-    @classmethod
-    def of(cls, calls: KnownCalls) -> "Confusion":
-        """Counts scored calls."""
-        scored = calls.take(calls.is_scored)
-        counts = np.bincount(2 * scored.is_viral + scored.is_called, minlength=4).tolist()
-        return cls(
-            viral_called_virus=counts[3],
-            viral_called_other=counts[2],
-            other_called_virus=counts[1],
-            other_called_other=counts[0],
-        )
-
-    @property
-    def precision(self) -> float | None:
-        """Share of viruses among those called virus."""
-        return _share(self.viral_called_virus, self.viral_called_virus + self.other_called_virus)
-
-    @property
-    def recall(self) -> float | None:
-        """Share of viruses called virus."""
-        return _share(self.viral_called_virus, self.viral_called_virus + self.viral_called_other)
-
-    @property
-    def f1(self) -> float | None:
-        """Harmonic mean of precision and recall."""
-        wrong = self.viral_called_other + self.other_called_virus
-        return _share(2 * self.viral_called_virus, 2 * self.viral_called_virus + wrong)
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of correct calls."""
-        right = self.viral_called_virus + self.other_called_other
-        return _share(right, right + self.viral_called_other + self.other_called_virus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,18 +114,13 @@ class Metrics:
     by_length: tuple[LengthMetrics, ...]
     reliability: tuple[ReliabilityBin, ...]
 
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Scalar metrics that are defined, by name."""
-        names = ("count", "scored", "viral", "auroc", "auprc", "f1", "precision", "recall", "accuracy")
-        values = {name: getattr(self, name) for name in (*names, "ece", "ece_balanced")}
-        return {name: value for name, value in values.items() if value is not None}
-
 
 def measure(calls: KnownCalls) -> Metrics:
     """Computes all metrics."""
-    scored, confusion = calls.take(calls.is_scored), Confusion.of(calls)
-    is_viral, p_virus, auroc = scored.is_viral, scored.p_virus, _auroc(scored)
+    scored = calls.take(calls.is_scored)
+    is_viral, p_virus, auroc, confusion = scored.is_viral, scored.p_virus, _auroc(scored), _confusion(scored)
+    found = confusion.viral_called_virus
+    wrong = confusion.viral_called_other + confusion.other_called_virus
     equal = np.ones(len(is_viral))
     balanced = equal / np.where(is_viral, max(1, is_viral.sum()), max(1, (~is_viral).sum()))
     return Metrics(
@@ -170,10 +129,10 @@ def measure(calls: KnownCalls) -> Metrics:
         viral=int(is_viral.sum()),
         auroc=auroc,
         auprc=_rounded(average_precision_score(is_viral, p_virus)) if is_viral.any() else None,
-        f1=confusion.f1,
-        precision=confusion.precision,
-        recall=confusion.recall,
-        accuracy=confusion.accuracy,
+        f1=_share(2 * found, 2 * found + wrong),
+        precision=_share(found, found + confusion.other_called_virus),
+        recall=_share(found, found + confusion.viral_called_other),
+        accuracy=_share(len(is_viral) - wrong, len(is_viral)),
         ece=calibration_error(p_virus, is_viral, equal),
         ece_balanced=None if auroc is None else calibration_error(p_virus, is_viral, balanced),
         confusion=confusion,
@@ -192,36 +151,43 @@ def calibration_error(p_virus: Float64, is_viral: Bool, weights: Float64) -> flo
     return _rounded(np.abs(distances).sum() / weights.sum())
 
 
+def _confusion(scored: KnownCalls) -> Confusion:
+    counts = np.bincount(2 * scored.is_viral + scored.is_called, minlength=4).tolist()
+    return Confusion(
+        viral_called_virus=counts[3],
+        viral_called_other=counts[2],
+        other_called_virus=counts[1],
+        other_called_other=counts[0],
+    )
+
+
 def _by_class(calls: KnownCalls) -> Iterator[ClassMetrics]:
-    for number, name in enumerate(calls.class_names):
-        rows = calls.classes == number
-        if rows.any():
-            own = calls.take(rows)
-            yield ClassMetrics(
-                name=name,
-                is_viral=bool(own.is_viral[0]),
-                count=len(own.is_viral),
-                scored=int(own.is_scored.sum()),
-                called_virus=int(own.is_called[own.is_scored].sum()),
-            )
+    for number in np.unique(calls.classes):
+        own = calls.take(calls.classes == number)
+        yield ClassMetrics(
+            name=calls.class_names[number],
+            is_viral=bool(own.is_viral[0]),
+            count=len(own.is_viral),
+            scored=int(own.is_scored.sum()),
+            called_virus=int(own.is_called[own.is_scored].sum()),
+        )
 
 
 def _by_length(calls: KnownCalls) -> Iterator[LengthMetrics]:
-    ends: tuple[int | None, ...] = (*LENGTH_EDGES[1:], None)
-    bins = np.digitize(calls.lengths, LENGTH_EDGES[1:])
-    for number, (shortest, end) in enumerate(zip(LENGTH_EDGES, ends, strict=True)):
+    edges = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
+    bins = np.digitize(calls.lengths, edges[1:])
+    for number in np.unique(bins):
         own = calls.take(bins == number)
-        if len(own.is_viral):
-            confusion = Confusion.of(own)
-            yield LengthMetrics(
-                shortest=shortest,
-                longest=end and end - 1,
-                count=len(own.is_viral),
-                scored=int(own.is_scored.sum()),
-                auroc=_auroc(own.take(own.is_scored)),
-                accuracy=confusion.accuracy,
-                confusion=confusion,
-            )
+        scored = own.take(own.is_scored)
+        yield LengthMetrics(
+            shortest=edges[number],
+            longest=edges[number + 1] - 1 if number + 1 < len(edges) else None,
+            count=len(own.is_viral),
+            scored=len(scored.is_viral),
+            auroc=_auroc(scored),
+            accuracy=_share(int((scored.is_viral == scored.is_called).sum()), len(scored.is_viral)),
+            confusion=_confusion(scored),
+        )
 
 
 def _reliability(scored: KnownCalls) -> Iterator[ReliabilityBin]:

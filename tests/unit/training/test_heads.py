@@ -48,7 +48,6 @@ def table_of(run: MadeRun, *, classes: int) -> RecordTable:
         class_names=("viral", "bacteria", "plasmid")[:classes],
         lengths=np.full(len(numbers), 60),
         groups=numbers // 2,
-        group_names=("",) * len(numbers),
     )
 
 

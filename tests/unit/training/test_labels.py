@@ -21,7 +21,6 @@ from virnuc_core.training.labels import (
     is_genbank,
     open_sources,
     read_records,
-    read_table,
 )
 
 Region = tuple[str, int, int, Mapping[str, str]]
@@ -52,10 +51,9 @@ def write_fasta(path: Path, **records: str) -> str:
 
 
 def converted(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    fasta, table = path.with_suffix(".fa"), path.with_suffix(".tsv")
-    convert_genbank(str(path), fasta, table)
+    classes, _ = convert_genbank(str(path), fasta := path.with_suffix(".fa"))
     sequences = {record.name: record.sequence.decode() for record in iter_records([fasta], "dna")}
-    return sequences, read_table(str(table), "class")
+    return sequences, classes
 
 
 def test_the_class_is_in_the_lineage(tmp_path: Path) -> None:
@@ -67,7 +65,7 @@ def test_the_class_is_in_the_lineage(tmp_path: Path) -> None:
         made_record("NOTHING", []),
     ]
     path = write_genbank(tmp_path / "x.gb", *records)
-    counts = convert_genbank(str(path), tmp_path / "y.fa", tmp_path / "y.tsv")
+    _, counts = convert_genbank(str(path), tmp_path / "y.fa")
     assert (counts.records, counts.left_out, counts.prophages) == (5, 2, 0)
     compressed = tmp_path / "compressed"
     compressed.write_bytes(gzip.compress(path.read_bytes()))
@@ -75,6 +73,9 @@ def test_the_class_is_in_the_lineage(tmp_path: Path) -> None:
     sequences, classes = converted(compressed)
     assert classes == {"PHAGE.1": "viral", "ECOLI.1": "bacteria", "HUMAN.1": "eukaryota"}
     assert sequences == {f"{record.name}.1": str(record.seq) for record in records[:3]}
+    twice = write_genbank(tmp_path / "twice.gb", made_record("PHAGE", ["Bacteria"]), records[0])
+    with pytest.raises(InputError, match=r"PHAGE\.1 is twice in it"):
+        converted(twice)
 
 
 def test_prophages_are_cut_out_of_cellular_records_alone(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_files_that_are_no_whole_genbank_are_refused(
     content = path.read_text()
     path.write_text(content[: content.index(cut_at)] + end)
     with pytest.raises(InputError, match=message) as caught:
-        convert_genbank(str(path), tmp_path / "y.fa", tmp_path / "y.tsv")
+        convert_genbank(str(path), tmp_path / "y.fa")
     assert str(path) in str(caught.value)
     assert not (tmp_path / "y.fa").exists()
 
