@@ -91,15 +91,17 @@ class LabelledRuns:
         sizes: int64 (N, 2), see `FrameStore.sizes`.
         first_row: int64 (C + 1,), first row of each chunk, and N.
         first_chunk: int64 (T + 1,), first chunk of each run, and C.
+        records: int64 (T,), rows of the table of records.
         classes: int64 (T,), index into the classes of the head.
         groups: int64 (T,), related records share a group.
         weights: float64 (T,), sampling probabilities; sum to 1.
     """
 
-    features: npt.NDArray[np.float32]
+    features: Float32
     sizes: Int64
     first_row: Int64
     first_chunk: Int64
+    records: Int64
     classes: Int64
     groups: Int64
     weights: Float64

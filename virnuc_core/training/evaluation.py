@@ -2,10 +2,10 @@
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,9 @@ from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import EVALUATED_RUN, EVALUATION_FILES, RunFolder
-from virnuc_core.specs import FRAME_KINDS, FrameRule
-from virnuc_core.training.heads import known_calls
+from virnuc_core.specs import FRAME_KINDS
 from virnuc_core.training.labels import RecordTable
 from virnuc_core.training.metrics import KnownCalls, Metrics, measure
-
-SCHEMA_VERSION: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +40,7 @@ class Evaluation:
         plan = self.run.plan
         head = plan.head
         return {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": 2,
             "virnuc_version": plan.virnuc_version,
             "plan_fingerprint": plan.fingerprint,
             "chunk_length": plan.chunk_length,
@@ -64,33 +61,29 @@ def measure_run(root: Path, run: RunReport, table: RecordTable) -> Evaluation:
     Raises:
         MismatchError: the run has other records than the table.
     """
-    calls = calls_of_run(RunFolder(root / EVALUATED_RUN), run.plan.frames, table)
+    folder = RunFolder(root / EVALUATED_RUN)
+    contigs = list(_rows(folder.contigs))
+    record = {row["contig"]: int(row["record"]) - 1 for row in contigs}
+    if max(record.values(), default=-1) >= len(table.names):
+        raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")
+    calls = {
+        "chunks": _known(table, record, _rows(folder.predictions), "p_virus"),
+        "contigs": _known(table, record, contigs, FRAME_KINDS[run.plan.frames].call_column),
+    }
     levels = {level: measure(known) for level, known in calls.items()}
     evaluation = Evaluation(run=run, calls=calls, levels=levels)
     write_text(root / EVALUATION_FILES[0], json.dumps(evaluation.document, indent=1) + "\n")
     return evaluation
 
 
-def calls_of_run(folder: RunFolder, frames: FrameRule, table: RecordTable) -> dict[str, KnownCalls]:
-    """Calls of a run by level: chunks and contigs."""
-    record: dict[str, int] = {}
-    contigs: list[tuple[int, str, str]] = []
-    for row in _rows(folder.contigs):
-        record[row["contig"]] = int(row["record"]) - 1
-        p_call = row[FRAME_KINDS[frames].call_column]
-        contigs.append((record[row["contig"]], p_call, row["call"]))
-    if contigs and max(contigs)[0] >= len(table.names):
-        raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")
-    chunks = [(record[row["contig"]], row["p_virus"], row["call"]) for row in _rows(folder.predictions)]
-    return {"chunks": _known(chunks, table), "contigs": _known(contigs, table)}
-
-
-def _known(calls: list[tuple[int, str, str]], table: RecordTable) -> KnownCalls:
-    return known_calls(
-        [call == VIRUS for _, _, call in calls],
-        np.array([np.nan if p == NOT_AVAILABLE else float(p) for _, p, _ in calls], np.float64),
+def _known(
+    table: RecordTable, record: Mapping[str, int], rows: Iterable[Mapping[str, str]], p_column: str
+) -> KnownCalls:
+    calls = [(record[row["contig"]], row["call"] == VIRUS, row[p_column]) for row in rows]
+    return table.known_calls(
         np.array([row for row, _, _ in calls], np.int64),
-        table,
+        [is_called for _, is_called, _ in calls],
+        np.array([np.nan if p == NOT_AVAILABLE else float(p) for _, _, p in calls], np.float64),
     )
 
 

@@ -2,15 +2,16 @@
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import Int64
+from virnuc_core.columns import Float32, Float64, Int64, offsets_of
 from virnuc_core.errors import InputError
 from virnuc_core.files import file_digest, make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
@@ -36,7 +37,6 @@ from virnuc_core.training.fit import (
 from virnuc_core.training.labels import (
     GenBankCounts,
     LabelledFiles,
-    LabelledSource,
     RecordTable,
     open_sources,
     read_records,
@@ -57,14 +57,14 @@ from virnuc_core.training.split import (
 # Validation records; with fewer, a head keeps its scores as they are.
 LEAST_TO_CALIBRATE: Final = 10
 
-_NO_FEATURES: Final = np.empty((0, 0), np.float32)
+Data = TypeVar("Data", LabelledVectors, LabelledRuns)
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartCounts:
-    """Records, groups and frames of one class in one part."""
+    """Usable records, their groups and frames, of one class in one part."""
 
     part: str
     class_name: str
@@ -76,17 +76,12 @@ class PartCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labelled:
-    """Labelled records and their origin: `files` as given, without the table of labels, and the `sources` to be read."""
+    """Labelled records and their origin: `files` as given, without the table of labels, and the sequence files to read."""
 
     files: tuple[InputFile, ...]
-    sources: tuple[LabelledSource, ...]
+    paths: tuple[str, ...]
     table: RecordTable
     genbank: GenBankCounts
-
-    @property
-    def paths(self) -> list[str]:
-        """The sequence files, in order."""
-        return [source.path for source in self.sources]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,11 +126,6 @@ class RecordSplit:
         """Usable records of a part."""
         return sum(one.records for one in self.counts if one.part == PARTS[part])
 
-    @property
-    def can_calibrate(self) -> bool:
-        """Whether there are enough validation records to fit temperatures to."""
-        return self.records(VALIDATION) >= LEAST_TO_CALIBRATE
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedHead:
@@ -143,7 +133,8 @@ class FittedHead:
 
     Attributes:
         fingerprint: SHA-256 of the file.
-        calls: those of the test records, by level.
+        calls: those of the test records, by level (chunks, contigs).
+        levels: their metrics.
         warnings: sentences about what the figures and scores are not good for.
     """
 
@@ -151,13 +142,31 @@ class FittedHead:
     fingerprint: str
     trained: TrainedHead
     calls: dict[str, KnownCalls]
+    levels: dict[str, Metrics]
     work: ShardCounters
     warnings: tuple[str, ...]
 
-    @property
-    def levels(self) -> dict[str, Metrics]:
-        """Metrics on the test records, by level (chunks, contigs)."""
-        return {level: measure(calls) for level, calls in self.calls.items()}
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """A computed run over labelled records; `part` (R,) indexes `PARTS`."""
+
+    folder: RunFolder
+    plan: RunPlan
+    store: FrameStore
+    table: RecordTable
+    part: npt.NDArray[np.int8]
+
+    def frames_of(self, part: int, group_power: float) -> tuple[Int64, Int64, Float64]:
+        """Rows of the frames of a part, their records (rows of the table), and their sampling probabilities, all (n,)."""
+        records = record_of_frames(self.store)
+        rows = np.flatnonzero(self.part[records] == part)
+        own = records[rows]
+        return rows, own, sample_weights(self.table.is_viral[own], self.table.groups[own], group_power)
+
+
+# Samples a part: ascending rows of the frame store (n,), and what makes the data from their features (n, D).
+Sampler = Callable[[TrainingData, int, HeadSettings, np.random.Generator], tuple[Int64, Callable[..., Data]]]
 
 
 def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *, kinship: bool) -> Labelled:
@@ -172,24 +181,11 @@ def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *
     own_groups = None if groups is None else read_table(groups, "group")
     table = read_records(sources, own_groups, kinship=kinship)
     given = (*files.viral, *files.other, *files.genbank, *files.labelled)
-    digests = tuple(input_digest(path) for path in given)
-    return Labelled(files=digests, sources=sources, table=table, genbank=genbank)
-
-
-def known_calls(
-    is_called: Sequence[bool] | npt.NDArray[np.bool_],
-    p_virus: npt.NDArray[np.float64],
-    rows: npt.NDArray[np.int64],
-    table: RecordTable,
-) -> KnownCalls:
-    """Calls of n chunks or contigs with their true classes; `rows` (n,) are the rows of their records in the table."""
-    return KnownCalls(
-        is_viral=table.is_viral[rows],
-        is_called=np.asarray(is_called, np.bool_),
-        p_virus=p_virus,
-        classes=table.classes[rows],
-        class_names=table.class_names,
-        lengths=table.lengths[rows],
+    return Labelled(
+        files=tuple(map(input_digest, given)),
+        paths=tuple(source.path for source in sources),
+        table=table,
+        genbank=genbank,
     )
 
 
@@ -207,18 +203,32 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
             "longest": f"a stop-free stretch of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
         }
         raise InputError(f"no record has {nothing[store.meta.frames]}")
-    records = record_of_frames(store)
-    is_usable = np.zeros(len(table.names), np.bool_)
-    is_usable[records] = True
+    num_frames = np.bincount(record_of_frames(store), minlength=len(table.names))
+    is_usable = num_frames > 0
     part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.trainer.seed)
     make_folder(folder.training)
-    rows = (store.record_number - 1).tolist()
     lines = ["record\tid\tclass\tgroup\tpart"]
-    for row, name in zip(rows, store.record_names(0, store.num_records), strict=True):
-        class_name = table.class_names[table.classes[row]]
-        lines.append(f"{row + 1}\t{name}\t{class_name}\t{table.groups[row]}\t{PARTS[part[row]]}")
+    for number, name in zip(
+        store.record_number.tolist(), store.record_names(0, store.num_records), strict=True
+    ):
+        class_name = table.class_names[table.classes[number - 1]]
+        lines.append(f"{number}\t{name}\t{class_name}\t{table.groups[number - 1]}\t{PARTS[part[number - 1]]}")
     write_text(folder.training / "records.tsv", "\n".join(lines) + "\n")
-    return RecordSplit(part=part, counts=count_parts(table, part, records, is_usable))
+    counts = []
+    for part_number, part_name in enumerate(PARTS):
+        for class_number, class_name in enumerate(table.class_names):
+            own = (part == part_number) & (table.classes == class_number) & is_usable
+            counts.append(
+                PartCounts(
+                    part=part_name,
+                    class_name=class_name,
+                    is_viral=class_number == 0,
+                    records=int(own.sum()),
+                    groups=len(np.unique(table.groups[own])),
+                    frames=int(num_frames[own].sum()),
+                )
+            )
+    return RecordSplit(part=part, counts=tuple(counts))
 
 
 def fit_head(
@@ -232,12 +242,13 @@ def fit_head(
     """
     data = TrainingData(folder, read_plan(folder.plan), FrameStore.open(folder.frames), table, split.part)
     fit = {"open": _fit_classifier, "longest": _fit_contig_head}[data.plan.frames]
-    trained, work = fit(data, settings, calibrate=split.can_calibrate)
+    trained, work = fit(data, settings, calibrate=split.records(VALIDATION) >= LEAST_TO_CALIBRATE)
     fitted: dict[str, Any] = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}
     if trained.contig_temperature is not None:
         fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
     save_head(trained.head, out, {**_facts(data.plan), "settings": asdict(settings), **fitted})
     calls = calls_of_test_records(data, load_head(out))
+    levels = {level: measure(known) for level, known in calls.items()}
     warnings = _warnings(split, trained)
     for warning in warnings:
         _log.warning("%s", warning)
@@ -247,19 +258,24 @@ def fit_head(
         **fitted,
         "warnings": warnings,
         "history": [asdict(one) for one in trained.history],
-        "test": {level: asdict(measure(known)) for level, known in calls.items()},
+        "test": {level: asdict(metrics) for level, metrics in levels.items()},
     }
     write_text(folder.training / "figures.json", json.dumps(document, indent=1) + "\n")
-    fingerprint = file_digest(out)
     return FittedHead(
-        path=out, fingerprint=fingerprint, trained=trained, calls=calls, work=work, warnings=warnings
+        path=out,
+        fingerprint=file_digest(out),
+        trained=trained,
+        calls=calls,
+        levels=levels,
+        work=work,
+        warnings=warnings,
     )
 
 
 def _warnings(split: RecordSplit, trained: TrainedHead) -> tuple[str, ...]:
     validation, test, few, found = split.records(VALIDATION), split.records(TEST), 30, []
     advice = "Give more records, or a larger --held-out."
-    if not split.can_calibrate:
+    if validation < LEAST_TO_CALIBRATE:
         found.append(
             f"The head is not calibrated: there are {validation} validation records, and at least {LEAST_TO_CALIBRATE} are "
             f"needed. Its scores rank sequences, but are not probabilities. {advice}"
@@ -276,78 +292,6 @@ def _warnings(split: RecordSplit, trained: TrainedHead) -> tuple[str, ...]:
             "other sequences are not probabilities. Give records that are more varied."
         )
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingData:
-    """A computed run over labelled records; `part` (R,) indexes `PARTS`."""
-
-    folder: RunFolder
-    plan: RunPlan
-    store: FrameStore
-    table: RecordTable
-    part: npt.NDArray[np.int8]
-
-    def frames_of(self, part: int, sampling_exponent: float) -> tuple[Int64, Int64, npt.NDArray[np.float64]]:
-        """Rows of the frames of a part, their records (rows of the table), and their sampling probabilities, all (n,)."""
-        records = record_of_frames(self.store)
-        rows = np.flatnonzero(self.part[records] == part)
-        own = records[rows]
-        return rows, own, sample_weights(self.table.is_viral[own], self.table.groups[own], sampling_exponent)
-
-
-def _fit_classifier(
-    data: TrainingData, settings: HeadSettings, *, calibrate: bool
-) -> tuple[TrainedHead, ShardCounters]:
-    rng = np.random.default_rng(settings.trainer.seed)
-    sampled = [sample_frames(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
-    features, work = read_features(data, [rows for rows, _ in sampled])
-    train, validation = (
-        replace(vectors, features=x) for (_, vectors), x in zip(sampled, features, strict=True)
-    )
-    return train_head(train, validation, settings.trainer, calibrate=calibrate), work
-
-
-def _fit_contig_head(
-    data: TrainingData, settings: HeadSettings, *, calibrate: bool
-) -> tuple[TrainedHead, ShardCounters]:
-    seed = settings.trainer.seed
-    rng = np.random.default_rng(seed)
-    sampled = [sample_runs(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
-    features, work = read_features(data, [rows for rows, _, _ in sampled])
-    train, validation = (replace(runs, features=x) for (_, _, runs), x in zip(sampled, features, strict=True))
-    dna_width, protein_width = (model.spec.embedding_dim for model in data.plan.models)
-    classes = data.table.class_names
-    spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=classes, num_virus=1)
-    trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=calibrate)
-    assert isinstance(trained.head, ContigHead)
-    own, _ = embed_pieces(trained.head, train, seed)
-    held_out, run = embed_pieces(trained.head, validation, seed)
-    fit_novelty(trained.head, own, held_out, sampled[1][1][run], seed)
-    return trained, work
-
-
-def calls_of_test_records(data: TrainingData, head: Head) -> dict[str, KnownCalls]:
-    """Calls of the chunks and contigs of the test records, made as in a predict run."""
-    store, table = data.store, data.table
-    is_test = data.part[store.record_number - 1] == TEST
-    is_chunk = is_test[store.chunk_record]
-    rows = np.flatnonzero(is_chunk[store.frame_chunk])
-    results = score_frames(data, Scorer(head, "cpu"), rows)
-    scored = ScoredRows(
-        read=lambda name, begin, end: results[name][begin:end],
-        chunk=(np.cumsum(is_chunk) - 1)[store.frame_chunk[rows]],
-        contig=(np.cumsum(is_test) - 1)[store.chunk_record[is_chunk]],
-        num_contigs=int(is_test.sum()),
-    )
-    scores = head.score_contigs(scored)
-    chunks = call_chunks(scored, store.frame_number[rows], scores)
-    contigs = call_contigs(chunks, scored.contig, scores, head.tier_rules)
-    record = store.record_number[is_test] - 1
-    return {
-        "chunks": known_calls(chunks.is_virus, chunks.p_virus, record[scored.contig], table),
-        "contigs": known_calls(contigs.is_virus, contigs.p_call, record, table),
-    }
 
 
 def _facts(plan: RunPlan) -> dict[str, Any]:
@@ -368,6 +312,56 @@ def _facts(plan: RunPlan) -> dict[str, Any]:
     }
 
 
+def _fit_classifier(
+    data: TrainingData, settings: HeadSettings, *, calibrate: bool
+) -> tuple[TrainedHead, ShardCounters]:
+    [train, validation], work = read_samples(data, settings, sample_frames)
+    return train_head(train, validation, settings.trainer, calibrate=calibrate), work
+
+
+def _fit_contig_head(
+    data: TrainingData, settings: HeadSettings, *, calibrate: bool
+) -> tuple[TrainedHead, ShardCounters]:
+    seed = settings.trainer.seed
+    [train, validation], work = read_samples(data, settings, sample_runs)
+    dna_width, protein_width = (model.spec.embedding_dim for model in data.plan.models)
+    classes = data.table.class_names
+    spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=classes, num_virus=1)
+    trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=calibrate)
+    assert isinstance(trained.head, ContigHead)
+    own, _ = embed_pieces(trained.head, train, seed)
+    held_out, run = embed_pieces(trained.head, validation, seed)
+    fit_novelty(trained.head, own, held_out, validation.records[run], seed)
+    return trained, work
+
+
+def calls_of_test_records(data: TrainingData, head: Head) -> dict[str, KnownCalls]:
+    """Calls of the chunks and contigs of the test records, made as in a predict run."""
+    store, table, scorer = data.store, data.table, Scorer(head, "cpu")
+    is_test = data.part[store.record_number - 1] == TEST
+    is_chunk = is_test[store.chunk_record]
+    rows = np.flatnonzero(is_chunk[store.frame_chunk])
+    parts = []
+    for shard, result in iter_shard_results(data.folder, data.plan):
+        own = rows[slice(*np.searchsorted(rows, (shard.begin, shard.end)))]
+        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=store.sizes(own)))
+    results = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    scored = ScoredRows(
+        read=lambda name, begin, end: results[name][begin:end],
+        chunk=(np.cumsum(is_chunk) - 1)[store.frame_chunk[rows]],
+        contig=(np.cumsum(is_test) - 1)[store.chunk_record[is_chunk]],
+        num_contigs=int(is_test.sum()),
+    )
+    scores = head.score_contigs(scored)
+    chunks = call_chunks(scored, store.frame_number[rows], scores)
+    contigs = call_contigs(chunks, scored.contig, scores, head.tier_rules)
+    record = store.record_number[is_test] - 1
+    return {
+        "chunks": table.known_calls(record[scored.contig], chunks.is_virus, chunks.p_virus),
+        "contigs": table.known_calls(record, contigs.is_virus, contigs.p_call),
+    }
+
+
 def record_of_frames(store: FrameStore) -> Int64:
     """int64 (F,): row of the record of each frame among all records of the input, including unusable ones."""
     return np.asarray(store.record_number[store.chunk_record[store.frame_chunk]] - 1)
@@ -375,12 +369,12 @@ def record_of_frames(store: FrameStore) -> Int64:
 
 def sample_frames(
     data: TrainingData, part: int, settings: HeadSettings, rng: np.random.Generator
-) -> tuple[Int64, LabelledVectors]:
-    """Samples about `most_frames` frames of a part: ascending rows of the frame store (n,), and labels still without features."""
+) -> tuple[Int64, Callable[..., LabelledVectors]]:
+    """Samples about `most_frames` frames of a part; see `Sampler`."""
     rows, records, weights = data.frames_of(part, settings.group_power)
     left, weights = subsample(weights, settings.most_frames, rng)
     is_viral = data.table.is_viral[records[left]]
-    return rows[left], LabelledVectors(features=_NO_FEATURES, is_viral=is_viral, weights=weights)
+    return rows[left], partial(LabelledVectors, is_viral=is_viral, weights=weights)
 
 
 def sample_runs(
@@ -389,12 +383,8 @@ def sample_runs(
     settings: HeadSettings,
     rng: np.random.Generator,
     most_chunks: int = MOST_CHUNKS,
-) -> tuple[Int64, Int64, LabelledRuns]:
-    """Samples runs of up to `most_chunks` consecutive chunks with a row, about `most_frames` frames in all, of a part.
-
-    Groups are weighted as in `sample_frames`. Gives the ascending rows of the frame store (N,), the records of the T runs (rows of
-    the table), and the runs, still without features.
-    """
+) -> tuple[Int64, Callable[..., LabelledRuns]]:
+    """Samples runs of up to `most_chunks` consecutive chunks with a row, about `most_frames` frames in all; see `Sampler`."""
     rows, own, weights = data.frames_of(part, settings.group_power)
     chunk_begins = np.flatnonzero(np.diff(data.store.frame_chunk[rows], prepend=-1))
     chunk_record = own[chunk_begins]
@@ -411,74 +401,44 @@ def sample_runs(
     is_kept_chunk = np.repeat(is_kept, chunk_counts)
     row_counts = np.diff(chunk_begins, append=len(rows))
     kept = rows[np.repeat(is_kept_chunk, row_counts)]
-    record = chunk_record[run_begins[is_kept]]
-    runs = LabelledRuns(
-        features=_NO_FEATURES,
+    records = chunk_record[run_begins[is_kept]]
+    return kept, partial(
+        LabelledRuns,
         sizes=data.store.sizes(kept),
-        first_row=np.concatenate(([0], np.cumsum(row_counts[is_kept_chunk]))),
-        first_chunk=np.concatenate(([0], np.cumsum(chunk_counts[is_kept]))),
-        classes=data.table.classes[record],
-        groups=data.table.groups[record],
+        first_row=offsets_of(row_counts[is_kept_chunk]),
+        first_chunk=offsets_of(chunk_counts[is_kept]),
+        records=records,
+        classes=data.table.classes[records],
+        groups=data.table.groups[records],
         weights=run_weights[is_kept] / run_weights[is_kept].sum(),
     )
-    return kept, record, runs
 
 
-def read_features(
-    data: TrainingData, wanted: list[Int64]
-) -> tuple[list[npt.NDArray[np.float32]], ShardCounters]:
-    """Reads fp32 vectors (n, D) of several sets of ascending rows (n,), and sums the counters, in one pass over all shards.
+def read_samples(
+    data: TrainingData, settings: HeadSettings, sample: Sampler[Data]
+) -> tuple[list[Data], ShardCounters]:
+    """Samples of the training and of the validation records with their features, and the work of the run, from one pass over it.
 
     Raises:
         DamagedFileError: a shard is missing, incomplete or corrupt.
         MismatchError: a shard belongs to another run.
     """
+    rng = np.random.default_rng(settings.trainer.seed)
+    sampled = [sample(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
     width = sum(model.spec.embedding_dim for model in data.plan.models)
-    features = [np.empty((len(rows), width), np.float32) for rows in wanted]
+    features = [np.empty((len(rows), width), np.float32) for rows, _ in sampled]
     counters = []
     for shard, result in iter_shard_results(data.folder, data.plan):
-        for rows, filled in zip(wanted, features, strict=True):
+        vectors = _features(result)
+        for (rows, _), filled in zip(sampled, features, strict=True):
             begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
-            filled[begin:end] = _features(result)[rows[begin:end] - shard.begin]
+            filled[begin:end] = vectors[rows[begin:end] - shard.begin]
         counters.append(result.counters)
-    return features, sum_counters(counters)
+    made = [make(features=filled) for (_, make), filled in zip(sampled, features, strict=True)]
+    return made, sum_counters(counters)
 
 
-def score_frames(data: TrainingData, scorer: Scorer, rows: Int64) -> dict[str, npt.NDArray[Any]]:
-    """Results of `Scorer.score` for frames with ascending `rows` (n,), computed shard by shard.
-
-    Raises:
-        DamagedFileError: a shard is missing, incomplete or corrupt.
-    """
-    parts = []
-    for shard, result in iter_shard_results(data.folder, data.plan):
-        own = rows[slice(*np.searchsorted(rows, (shard.begin, shard.end)))]
-        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=data.store.sizes(own)))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def count_parts(
-    table: RecordTable, part: npt.NDArray[np.int8], records: Int64, is_usable: npt.NDArray[np.bool_]
-) -> tuple[PartCounts, ...]:
-    """Counts usable records; `part` and `is_usable` are (R,), `records` (F,) is the row of the record of each frame."""
-    counts = []
-    for number, name in enumerate(PARTS):
-        for class_number, class_name in enumerate(table.class_names):
-            own = (part == number) & (table.classes == class_number) & is_usable
-            counts.append(
-                PartCounts(
-                    part=name,
-                    class_name=class_name,
-                    is_viral=class_number == 0,
-                    records=int(own.sum()),
-                    groups=len(np.unique(table.groups[own])),
-                    frames=int(own[records].sum()),
-                )
-            )
-    return tuple(counts)
-
-
-def _features(result: ShardResult) -> npt.NDArray[np.float32]:
+def _features(result: ShardResult) -> Float32:
     """fp32 (n, D): the DNA vectors beside the protein vectors."""
     vectors = [part for part in (result.dna, result.protein) if part is not None]
     return np.concatenate(vectors, axis=1).astype(np.float32)

@@ -23,11 +23,12 @@ from Bio import BiopythonParserWarning, SeqIO
 from Bio.Seq import UndefinedSequenceError
 from Bio.SeqRecord import SeqRecord
 
-from virnuc_core.columns import Int64
+from virnuc_core.columns import Bool, Float64, Int64
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import visible
 from virnuc_core.sequences.reader import STDIN, iter_records, reading_text
+from virnuc_core.training.metrics import KnownCalls
 from virnuc_core.training.split import KinshipSketches, join_groups
 
 VIRAL: Final = "viral"
@@ -93,9 +94,20 @@ class RecordTable:
     groups: Int64
 
     @property
-    def is_viral(self) -> npt.NDArray[np.bool_]:
+    def is_viral(self) -> Bool:
         """Bool (R,)."""
         return np.asarray(self.classes == 0)
+
+    def known_calls(self, rows: Int64, is_called: npt.ArrayLike, p_virus: Float64) -> KnownCalls:
+        """Calls of n chunks or contigs with their true classes; `rows` (n,) are the rows of their records."""
+        return KnownCalls(
+            is_viral=self.is_viral[rows],
+            is_called=np.asarray(is_called, np.bool_),
+            p_virus=p_virus,
+            classes=self.classes[rows],
+            class_names=self.class_names,
+            lengths=self.lengths[rows],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -39,6 +39,7 @@ def made_runs(count: int, seed: int, gap: float = 1.5) -> LabelledRuns:
         sizes=rng.integers((10, 160), (50, 500), (len(own), 2)),
         first_row=np.concatenate(([0], np.cumsum(rows))),
         first_chunk=np.concatenate(([0], np.cumsum(chunks))),
+        records=np.arange(count),
         classes=classes,
         groups=np.arange(count) // 2,
         weights=np.full(count, 1 / count),

@@ -1,32 +1,33 @@
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.made_models import MadeModels, MadeRun, plan_run, write_contigs
+from virnuc_core.columns import Int64
 from virnuc_core.errors import UsageError
-from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import iter_shard_results
-from virnuc_core.models.heads import load_head
 from virnuc_core.results.inspect import inspect_path
-from virnuc_core.training.fit import TrainerSettings
+from virnuc_core.training.fit import LabelledVectors, TrainerSettings
 from virnuc_core.training.heads import (
     LEAST_TO_CALIBRATE,
     HeadSettings,
     PartCounts,
     RecordSplit,
     TrainingData,
-    count_parts,
     fit_head,
-    read_features,
+    read_samples,
     record_of_frames,
     sample_frames,
     sample_runs,
-    score_frames,
+    split_labelled,
 )
 from virnuc_core.training.labels import RecordTable
-from virnuc_core.training.split import TEST, TRAIN
+from virnuc_core.training.split import TEST, TRAIN, VALIDATION
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +64,21 @@ def test_a_run_to_train_has_vectors_and_no_head(
         plan_run(tmp_path / "none", fasta, config, kind="train")
 
 
-def test_features_and_scores_are_those_of_the_shards(run: MadeRun, made_models: MadeModels) -> None:
+@pytest.mark.parametrize("of_validation", [slice(3, None, 7), slice(0)])
+def test_features_are_those_of_the_shards(run: MadeRun, of_validation: slice) -> None:
+    table, rows = table_of(run, classes=2), np.arange(run.store.num_frames)
+
+    def sample(_data: object, part: int, *_: object) -> tuple[Int64, Callable[..., LabelledVectors]]:
+        own = rows if part == TRAIN else rows[of_validation]
+        return own, partial(LabelledVectors, is_viral=own > 0, weights=own / 1)
+
+    data = TrainingData(run.folder, run.plan, run.store, table, np.zeros(len(table.names), np.int8))
+    (whole, some), work = read_samples(data, settings_of(1000), sample)
     results = [result for _, result in iter_shard_results(run.folder, run.plan)]
     dna, protein = (np.concatenate([getattr(one, name) for one in results]) for name in ("dna", "protein"))
-    everything = np.arange(run.store.num_frames)
-    some = everything[3::7]
-    table = table_of(run, classes=2)
-    data = TrainingData(run.folder, run.plan, run.store, table, np.zeros(len(table.names), np.int8))
-    (whole, part, none), work = read_features(data, [everything, some, some[:0]])
-    np.testing.assert_array_equal(whole, np.concatenate([dna, protein], axis=1))
-    np.testing.assert_array_equal(part, whole[some])
-    assert len(none) == 0
+    np.testing.assert_array_equal(whole.features, np.concatenate([dna, protein], axis=1))
+    np.testing.assert_array_equal(some.features, whole.features[of_validation])
     assert work.frames == run.store.num_frames
-    scorer = Scorer(load_head(made_models.head), "cpu")
-    scores = score_frames(data, scorer, some)["scores"]
-    np.testing.assert_array_equal(scores, scorer.score(dna[some], protein[some])["scores"])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,8 @@ def test_runs_are_sampled_from_their_part_with_whole_chunks(run: MadeRun) -> Non
     in_part, records = numbers % 5 != 0, record_of_frames(store)
     rng = np.random.default_rng(0)
     data = TrainingData(run.folder, run.plan, store, table, np.where(in_part, TRAIN, TEST).astype(np.int8))
-    rows, drawn, everything = sample_runs(data, TRAIN, settings_of(10_000), rng, most_chunks=3)
+    rows, made = sample_runs(data, TRAIN, settings_of(10_000), rng, most_chunks=3)
+    everything = made(features=np.zeros((len(rows), 1), np.float32))
     assert rows.tolist() == np.flatnonzero(in_part[records]).tolist()
     chunks = store.frame_chunk[rows]
     first = everything.first_row
@@ -134,11 +136,11 @@ def test_runs_are_sampled_from_their_part_with_whole_chunks(run: MadeRun) -> Non
         assert set(records[rows[first[begin] : first[end]]].tolist()) == {record}
     assert everything.classes.tolist() == table.classes[record_of_run].tolist()
     assert everything.groups.tolist() == table.groups[record_of_run].tolist()
-    assert drawn.tolist() == record_of_run.tolist()
+    assert everything.records.tolist() == record_of_run.tolist()
     assert everything.weights[everything.classes == 0].sum() == pytest.approx(0.5)
     found = [sample_runs(data, TRAIN, settings_of(20), rng, most_chunks=3) for _ in range(200)]
-    few = [runs for _, _, runs in found]
-    assert np.mean([len(rows) for rows, _, _ in found]) == pytest.approx(20, rel=0.15)
+    few = [made(features=np.zeros((len(rows), 1), np.float32)) for rows, made in found]
+    assert np.mean([len(rows) for rows, _ in found]) == pytest.approx(20, rel=0.15)
     # In expectation, every record counts as in the whole.
     share = np.mean([np.bincount(one.groups, one.weights, len(numbers)) for one in few], axis=0)
     expected = np.bincount(everything.groups, everything.weights, len(numbers))
@@ -147,17 +149,15 @@ def test_runs_are_sampled_from_their_part_with_whole_chunks(run: MadeRun) -> Non
 
 
 def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
-    table = table_of(run, classes=2)
-    numbers = np.arange(len(table.names))
-    records = record_of_frames(run.store)
-    is_usable = np.isin(numbers, records)
-    part = (table.groups % 3).astype(np.int8)
-    data = TrainingData(run.folder, run.plan, run.store, table, part)
-    rows, sampled = sample_frames(data, 1, settings_of(10_000), np.random.default_rng(0))
-    assert set(part[records[rows]].tolist()) == {1}
+    table, settings = table_of(run, classes=2), replace(settings_of(10_000), held_out=0.3)
+    table = replace(table, groups=np.arange(len(table.names)))
+    split, records = split_labelled(run.folder, table, settings), record_of_frames(run.store)
+    data = TrainingData(run.folder, run.plan, run.store, table, split.part)
+    rows, made = sample_frames(data, VALIDATION, settings, np.random.default_rng(0))
+    sampled = made(features=np.zeros((len(rows), 1), np.float32))
+    assert set(split.part[records[rows]].tolist()) == {VALIDATION}
     assert sampled.weights[sampled.is_viral].sum() == pytest.approx(0.5)
     np.testing.assert_array_equal(sampled.is_viral, table.is_viral[records[rows]])
-    counts = count_parts(table, part, records, is_usable)
-    assert sum(one.frames for one in counts) == run.store.num_frames
-    assert sum(one.records for one in counts) == is_usable.sum()
-    assert sum(one.frames for one in counts if one.part == "validation") == len(rows)
+    assert sum(one.frames for one in split.counts) == run.store.num_frames
+    assert sum(one.records for one in split.counts) == len(np.unique(records))
+    assert sum(one.frames for one in split.counts if one.part == "validation") == len(rows)
