@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.columns import Bool, Float64, Int64
+from virnuc_core.columns import Bool, Float32, Float64, Int64
 from virnuc_core.models.heads import (
     TEMPERATURE_BOUNDS,
     ContigHead,
@@ -69,7 +68,7 @@ class TrainerSettings:
 class LabelledVectors:
     """n frames whose class is known: features (n, D), DNA before protein, and sampling probabilities (n,)."""
 
-    features: npt.NDArray[np.float32]
+    features: Float32
     is_viral: Bool
     weights: Float64
 
@@ -78,13 +77,13 @@ class LabelledVectors:
 class Epoch:
     """One epoch of one ensemble member; members are numbered from 0, epochs from 1.
 
-    The losses are means over the training batches, with dropout, and over the validation records (None without any).
+    The losses are means over the training batches, with dropout, and over the validation records.
     """
 
     member: int
     epoch: int
     train_loss: float
-    validation_loss: float | None
+    validation_loss: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,27 +113,20 @@ class TrainedHead:
 
 
 def train_head(
-    train: LabelledVectors,
-    validation: LabelledVectors | None,
-    settings: TrainerSettings,
-    *,
-    calibrate: bool = True,
+    train: LabelledVectors, validation: LabelledVectors, settings: TrainerSettings, *, calibrate: bool
 ) -> TrainedHead:
-    """Fits an MLPClassifier with early stopping, and calibrates it, both on the validation frames.
-
-    Without validation, for models trained on everything, which would be overconfident on any part of it, all epochs are run, the
-    last weights are used, and the temperature stays 1.
-    """
+    """Fits an MLPClassifier with early stopping, and calibrates it, both on the validation frames."""
     mean, scale = train.features.mean(0), train.features.std(0) + np.float32(1e-6)
-    inputs = replace(train, features=(train.features - mean) / scale)
-    held_out = validation and replace(validation, features=(validation.features - mean) / scale)
+    inputs, held_out = (
+        replace(part, features=(part.features - mean) / scale) for part in (train, validation)
+    )
     with _reproducible():
         fitted = [_fit_member(inputs, held_out, settings, member) for member in range(settings.members)]
         head = _merge([member for member, _, _ in fitted])
         _fold_in(head, torch.from_numpy(mean), torch.from_numpy(scale))
         head.eval().requires_grad_(False)
         temperature = 1.0
-        if validation is not None and calibrate:
+        if calibrate:
             margins = margins_of(head, torch.from_numpy(validation.features))
             temperature = fit_temperature(margins, validation.is_viral, validation.weights)
             apply_temperature(head, temperature)
@@ -152,7 +144,7 @@ def train_contig_head(
     spec: HeadSpec,
     settings: TrainerSettings,
     *,
-    calibrate: bool = True,
+    calibrate: bool,
 ) -> TrainedHead:
     """Fits a ContigHead with early stopping, and calibrates it, both on the validation runs; `settings.members` has no meaning."""
     # An epoch of few frames is longer, or there would be too few steps in all.
@@ -171,7 +163,7 @@ def train_contig_head(
     with _reproducible():
         torch.manual_seed(settings.seed)
         rng = np.random.default_rng((settings.seed, 0))
-        held_out = _HeldOut.cut(validation, spec.num_virus, rng)
+        held_out = _HeldOut.cut(validation, rng)
         batches = train.batches(sampler.draw(scale, rng) for _ in itertools.count())
         head = ContigHead(spec, dropout=0.3)
         _standardise(head, train)
@@ -203,7 +195,7 @@ def _fit(
     member: int,
     draw: Callable[[], list[tuple[Batch, int]]],
     loss_of: Callable[[Batch], Tensor],
-    held_out_loss: Callable[[], float | None],
+    held_out_loss: Callable[[], float],
     max_norm: float = math.inf,
 ) -> tuple[list[Epoch], int]:
     """Fits a head until `held_out_loss` stops falling; gives the epochs, and the one that the weights come from.
@@ -230,9 +222,8 @@ def _fit(
         mean, held_out = total / max(1, sum(weight for _, weight in batches)), held_out_loss()
         history.append(Epoch(member=member, epoch=epoch, train_loss=mean, validation_loss=held_out))
         _log.info("epoch %d: loss %.4f, validation loss %s", epoch, mean, held_out)
-        if held_out is None or held_out < best_loss - 1e-4:
-            best, best_loss = epoch, best_loss if held_out is None else held_out
-            best_state = deepcopy(head.state_dict())
+        if held_out < best_loss - 1e-4:
+            best, best_loss, best_state = epoch, held_out, deepcopy(head.state_dict())
         if epoch - best >= settings.patience:
             break
     head.load_state_dict(best_state)
@@ -252,7 +243,7 @@ def _reproducible() -> Iterator[None]:
 
 
 def _fit_member(
-    train: LabelledVectors, held_out: LabelledVectors | None, settings: TrainerSettings, member: int
+    train: LabelledVectors, held_out: LabelledVectors, settings: TrainerSettings, member: int
 ) -> tuple[MLPClassifier, list[Epoch], int]:
     features, targets = torch.from_numpy(train.features), torch.from_numpy(train.is_viral.astype(np.int64))
 
@@ -264,9 +255,7 @@ def _fit_member(
     def loss(rows: Tensor) -> Tensor:
         return functional.cross_entropy(head(features[rows]), targets[rows])
 
-    def held_out_loss() -> float | None:
-        if held_out is None:
-            return None
+    def held_out_loss() -> float:
         margins = margins_of(head, torch.from_numpy(held_out.features))
         return cross_entropy(margins, held_out.is_viral, held_out.weights)
 
@@ -345,7 +334,7 @@ def apply_temperature(head: MLPClassifier, temperature: float) -> None:
     head.output_layer.bias.div_(temperature)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _HeldOut:
     """All chunks of the validation runs, cut into contigs; weights of chunks (C,) and contigs (R,) sum to 1."""
 
@@ -353,22 +342,15 @@ class _HeldOut:
     batch: ContigBatch
     chunk_weights: Float64
     contig_weights: Float64
-    num_virus: int
 
     @classmethod
-    def cut(cls, data: LabelledRuns, num_virus: int, rng: np.random.Generator) -> "_HeldOut":
+    def cut(cls, data: LabelledRuns, rng: np.random.Generator) -> "_HeldOut":
         pieces = list(cut_runs(data.first_chunk, rng))
         run_of_piece = np.array([run for run, _ in pieces])
         contig_weights = (data.weights / np.bincount(run_of_piece))[run_of_piece]
         chunk_weights = (data.weights / np.diff(data.first_chunk))[data.chunk_run]
         [batch] = data.batches([[[piece] for _, piece in pieces]])
-        return cls(
-            data=data,
-            batch=batch,
-            chunk_weights=chunk_weights / chunk_weights.sum(),
-            contig_weights=contig_weights / contig_weights.sum(),
-            num_virus=num_virus,
-        )
+        return cls(data, batch, chunk_weights / chunk_weights.sum(), contig_weights / contig_weights.sum())
 
     @torch.no_grad()
     def margins(self, head: ContigHead) -> tuple[Float64, Float64, Float64]:
@@ -387,17 +369,16 @@ class _HeldOut:
     def loss(self, head: ContigHead) -> float:
         """Mean of the weighted cross-entropies of chunks and of contigs, virus or not."""
         alone, _, whole = self.margins(head)
-        chunks = cross_entropy(alone, self.batch.chunk_class < self.num_virus, self.chunk_weights)
-        contigs = cross_entropy(whole, self.batch.contig_class < self.num_virus, self.contig_weights)
+        chunks = cross_entropy(alone, self.batch.chunk_class < head.spec.num_virus, self.chunk_weights)
+        contigs = cross_entropy(whole, self.batch.contig_class < head.spec.num_virus, self.contig_weights)
         return (chunks + contigs) / 2
 
     def calibrate(self, head: ContigHead) -> None:
-        """Sets the temperatures of a head."""
         alone, context, whole = self.margins(head)
-        is_viral = self.batch.chunk_class < self.num_virus
+        is_viral = self.batch.chunk_class < head.spec.num_virus
         head.chunk_temperature.fill_(fit_temperature(alone, is_viral, self.chunk_weights))
         head.context_temperature.fill_(fit_temperature(context, is_viral, self.chunk_weights))
-        is_viral, num_chunks = self.batch.contig_class < self.num_virus, np.bincount(self.batch.contig)
+        is_viral, num_chunks = self.batch.contig_class < head.spec.num_virus, np.bincount(self.batch.contig)
         found = fit_contig_temperature(whole, is_viral, self.contig_weights, num_chunks)
         head.contig_temperature.copy_(torch.from_numpy(found))
 

@@ -122,7 +122,7 @@ def test_the_temperature_of_contigs_follows_their_length() -> None:
 
 
 def test_a_fitted_head_calls_contigs_better_than_chunks(tmp_path: Path) -> None:
-    trained = train_contig_head(made_runs(300, 0), made_runs(60, 1), SPEC, SETTINGS)
+    trained = train_contig_head(made_runs(300, 0), made_runs(60, 1), SPEC, SETTINGS, calibrate=True)
     losses = [epoch.validation_loss for epoch in trained.history]
     assert min(losses) == losses[trained.best_epochs[0] - 1]
     assert isinstance(trained.head, ContigHead)
@@ -161,7 +161,7 @@ def test_the_fit_is_reproducible_with_any_number_of_threads() -> None:
     for threads in (1, 2):
         torch.set_num_threads(threads)
         try:
-            head = train_contig_head(train, validation, SPEC, settings).head
+            head = train_contig_head(train, validation, SPEC, settings, calibrate=True).head
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(before)
@@ -169,5 +169,7 @@ def test_the_fit_is_reproducible_with_any_number_of_threads() -> None:
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     plain = train_contig_head(train, validation, SPEC, settings, calibrate=False)
     assert (plain.temperature, plain.contig_temperature) == (1.0, (1.0, 0.0))
-    other = train_contig_head(train, validation, SPEC, replace(settings, seed=1)).head.state_dict()
+    other = train_contig_head(
+        train, validation, SPEC, replace(settings, seed=1), calibrate=True
+    ).head.state_dict()
     assert not torch.equal(other["gate.weight"], states[0]["gate.weight"])
