@@ -1,18 +1,17 @@
 """Versions, devices, and a small run on every device."""
 
 import platform
-import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from virnuc_core import __version__
+from virnuc_core.columns import Float32
 from virnuc_core.doctor.comparison import cosines
 from virnuc_core.doctor.preflight import host_fault
 from virnuc_core.env_config import available_threads, env
@@ -23,7 +22,7 @@ from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels
-from virnuc_core.inference.shard import read_shard, shard_identity
+from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import CATALOGUE, frames_of
@@ -42,11 +41,6 @@ from virnuc_core.versions import (
     is_older,
     triton_of_torch,
 )
-
-_CODONS: Final = 160  # of each, fewer than fill a chunk
-# Vectors in 16 bits stay above 0.99995 (docs/performance.md); a faulty device is far off.
-_LEAST_COSINE: Final = 0.9999
-_MOST_SCORE_DIFFERENCE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +166,18 @@ def _choices(device: str) -> str:
 class RunOutput:
     """Vectors of each model, and scores, of the frames of a small run, in row order."""
 
-    vectors: tuple[npt.NDArray[np.float32], ...]
-    scores: npt.NDArray[np.float32]
+    vectors: tuple[Float32, ...]
+    scores: Float32
 
 
 def self_test_findings() -> Iterator[Finding]:
     """A small run on every device, in its own process like a lane, against the reference engine on the CPU."""
     with tempfile.TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
-        folder, device = Path(scratch), "reference"
-        _write_contigs(folder / "contigs.fa")
+        device = "reference"
         try:
-            reference = _small_run(folder, "cpu", "reference")
+            reference = _small_run(Path(scratch), "cpu", "reference")
             for device in dict.fromkeys((*resolve_devices(("auto",)), "cpu")):
-                yield compare_outputs(device, _small_run(folder, device, "packed"), reference)
+                yield compare_outputs(device, _small_run(Path(scratch), device, "packed"), reference)
         except (VirnucError, OSError) as error:
             advice = "otherwise report what virnuc doctor says"
             yield Finding(
@@ -196,28 +189,19 @@ def compare_outputs(device: str, found: RunOutput, reference: RunOutput) -> Find
     """One device against the reference."""
     worst = [cosines(*pair).min() for pair in zip(found.vectors, reference.vectors, strict=True)]
     difference = float(np.abs(found.scores - reference.scores).max())
-    # NaN compares as false.
-    is_good = all(cosine >= _LEAST_COSINE for cosine in worst) and difference <= _MOST_SCORE_DIFFERENCE
+    # Vectors in 16 bits stay above 0.99995 (docs/performance.md); a faulty device is far off. NaN compares as false.
+    is_good = all(cosine >= 0.9999 for cosine in worst) and difference <= 0.05
     figures = f"{len(found.scores)} frames, least cosine {min(worst):.7f}, largest difference of scores {difference:.5f}"
     advice = "this device computes wrongly: do not use it; try --attention sdpa, --precision fp32 and another torch"
     return _device_finding(device, "problem", figures, "" if is_good else advice, "self test")
-
-
-def _write_contigs(path: Path) -> None:
-    rng = random.Random(0)  # noqa: S311 - synthetic data
-    codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
-    sense = [codon for codon in codons if codon not in ("TAA", "TAG", "TGA")]
-    with path.open("w") as file:
-        for number in range(8):
-            length = _CODONS - 15 * number
-            file.write(f">contig_{number}\n{''.join(rng.choices(sense, k=length))}\n")
 
 
 def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
     run = RunFolder(folder / f"{engine}-{device.replace(':', '-')}")
     run.root.mkdir()
     config = RunConfig(devices=(device.removeprefix("cuda:"),), engine=engine)
-    store = build_frame_store([folder / "contigs.fa"], run.frames, 500, frames=frames_of(config))
+    contigs = Path(__file__).with_name("dnabert_s.fa")
+    store = build_frame_store([contigs], run.frames, 500, frames=frames_of(config))
     plan = open_plan(config, store, "predict", (device,), run)
     shards = range(len(plan.shards))
     if engine == "reference":
@@ -225,7 +209,7 @@ def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
     else:
         with LaneProcess(device) as lane:
             lane.run(run, shards, 0, ignore)
-    results: list[Any] = [read_shard(run.shard(s.index), shard_identity(plan, s)) for s in plan.shards]
+    results: list[Any] = [result for _, result in iter_shard_results(run, plan)]
     dna, protein, scores = (
         np.concatenate([getattr(each, name) for each in results]) for name in ("dna", "protein", "scores")
     )

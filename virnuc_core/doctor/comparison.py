@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.api import embed
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
-from virnuc_core.columns import ByteColumn, Float32
+from virnuc_core.columns import ByteColumn, Float32, Float64
 from virnuc_core.errors import CheckpointError, DeviceError, UsageError
 from virnuc_core.inference.device import resolve_devices, resolve_precision
 from virnuc_core.models.checkpoint import FAIR_ESM, Checkpoint
@@ -41,12 +40,6 @@ _LEAST_COSINES: Final[dict[ResolvedPrecision, float]] = {
     "bf16": 0.999,
     "fp8": 0.99,
 }
-_MOST_FP32_DIFFERENCE: Final = 1e-4  # of the largest value
-# Raised by these programs for a checkpoint that they cannot use.
-_REFUSALS: Final = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
-
-# From a sequence to the hidden states of its residues or tokens, (T, D).
-_HiddenStates = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,12 +92,11 @@ def compare_model(model: str) -> ModelComparison:
     family, name = family_of(model)
     checkpoint = open_checkpoint(name, family)
     # Pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest stop-free stretch of each.
-    records = iter_records(
-        [Path(__file__).with_name(f"{family}.fa")], "protein" if family == "esm2" else "dna"
-    )
+    fasta = Path(__file__).with_name(f"{family}.fa")
+    records = iter_records([fasta], "protein" if family == "esm2" else "dna")
     sequences = [record.sequence.decode() for record in records]
     device = resolve_devices(("auto",))[0]
-    program, expected = embed_with_original(checkpoint, sequences, device)
+    program, expected = _embed_with_original(checkpoint, sequences, device)
     runs = []
     variants: list[tuple[Engine, ResolvedPrecision]] = [("reference", "fp32")]
     variants += [("packed", precision) for precision in _LEAST_COSINES]
@@ -130,7 +122,7 @@ def compare_vectors(
     difference, largest = float(np.abs(found - expected).max()), float(np.abs(expected).max())
     cosine = float(cosines(found, expected).min())
     # NaN compares as false.
-    is_close = precision != "fp32" or difference <= _MOST_FP32_DIFFERENCE * largest
+    is_close = precision != "fp32" or difference <= 1e-4 * largest
     return ComparedRun(
         engine=engine,
         precision=precision,
@@ -141,45 +133,39 @@ def compare_vectors(
     )
 
 
-def cosines(left: Float32, right: Float32) -> npt.NDArray[np.float64]:
+def cosines(left: Float32, right: Float32) -> Float64:
     """Cosines of the rows of two matrices (N, D), float64 (N,)."""
     a, b = left.astype(np.float64), right.astype(np.float64)
-    cosines: npt.NDArray[np.float64] = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
-    return cosines
+    return np.asarray((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1)))
 
 
-def embed_with_original(checkpoint: Checkpoint, sequences: list[str], device: str) -> tuple[str, Float32]:
-    """Name and version of the program that the checkpoint is published for, and its mean vectors, fp32 (N, D).
-
-    Raises:
-        CheckpointError: the program cannot load the checkpoint.
-        UsageError: the program is not installed, or the weights are in no file.
-    """
+def _embed_with_original(checkpoint: Checkpoint, sequences: list[str], device: str) -> tuple[str, Float32]:
+    """Name and version of the program that the checkpoint is published for, and its mean vectors, fp32 (N, D)."""
+    name = checkpoint.name
     if not checkpoint.files:
-        raise UsageError(
-            f"{checkpoint.name} has no files that another program could load: give a checkpoint."
-        )
-    program, load = "transformers", _bert if checkpoint.family == "dnabert_s" else _esm_model
+        raise UsageError(f"{name} has no files that another program could load: give a checkpoint.")
+    package, load = "transformers", _bert_with_alibi if checkpoint.family == "dnabert_s" else _esm_model
     if checkpoint.layout is FAIR_ESM:
-        program, load = "fair-esm", _fair_esm
+        package, load = "fair-esm", _fair_esm
     try:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")
-            name, hidden_states = load(checkpoint, device)
+            program, hidden_states = load(checkpoint, device)
             vectors = [hidden_states(sequence).float().mean(0).cpu().numpy() for sequence in sequences]
     except ImportError as error:
-        raise UsageError(
-            f"comparing {checkpoint.name} needs {program}: pip install 'virnuc[reference]'."
-        ) from error
-    except _REFUSALS as error:
-        raise CheckpointError(f"{program} cannot run {checkpoint.name}: {error}.") from error
+        raise UsageError(f"comparing {name} needs {package}: pip install 'virnuc[reference]'.") from error
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{package} cannot run {name}: {error}.") from error
     del hidden_states  # the lanes that compute next need the device's memory
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    return name, np.stack(vectors)
+    return program, np.stack(vectors)
 
 
-def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
+# The loaders give the name of a program, and what computes the hidden states (T, D) of the residues or tokens of a sequence.
+
+
+def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, Callable[[str], Tensor]]:
     """fair-esm's own model, loader and tokens; virnuc reads the file, so that no code in it is run."""
     try:
         load = import_module("esm.pretrained").load_model_and_alphabet_core
@@ -196,17 +182,17 @@ def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
     tensors, _ = read_tensors(checkpoint.files[0])
     model, alphabet = load("esm2", {"cfg": {"model": arguments}, "model": tensors})
     model = model.eval().to(device)
-    convert = alphabet.get_batch_converter()
+    convert, last = alphabet.get_batch_converter(), spec.num_layers
 
     def hidden_states(sequence: str) -> Tensor:
         tokens = convert([("", sequence)])[2].to(device)
-        states: Tensor = model(tokens, repr_layers=[spec.num_layers])["representations"][spec.num_layers]
+        states: Tensor = model(tokens, repr_layers=[last])["representations"][last]
         return states[0, 1:-1]
 
     return f"fair-esm {version}", hidden_states
 
 
-def _esm_model(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
+def _esm_model(checkpoint: Checkpoint, device: str) -> tuple[str, Callable[[str], Tensor]]:
     """Transformers' EsmModel on virnuc's token ids, which are those of fair-esm."""
     transformers = _transformers()
     model = transformers.EsmModel.from_pretrained(
@@ -221,26 +207,19 @@ def _esm_model(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]
     model = model.eval().to(device)
 
     def hidden_states(sequence: str) -> Tensor:
-        output = model(input_ids=_input_ids(Esm2Tokenizer(), sequence, device))
-        states: Tensor = output.last_hidden_state
+        states: Tensor = model(input_ids=_input_ids(Esm2Tokenizer(), sequence, device)).last_hidden_state
         return states[0, 1:-1]
 
     return f"transformers {transformers.__version__} (EsmModel)", hidden_states
 
 
-def _bert(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
-    model = bert_with_alibi(checkpoint, device)
-    name = f"transformers {_transformers().__version__} (BertModel with ALiBi and gated feed-forward layers added)"
-    return name, lambda sequence: model(_input_ids(checkpoint.tokenizer, sequence, device))
-
-
-def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], Tensor]:
-    """BertModel of transformers with the weights, ALiBi and feed-forward of DNABERT-S: int64 (1, T) -> fp32 (T, D).
+def _bert_with_alibi(checkpoint: Checkpoint, device: str) -> tuple[str, Callable[[str], Tensor]]:
+    """BertModel of transformers with the weights, ALiBi and feed-forward of DNABERT-S.
 
     Source: bert_layers.py of the DNABERT-S authors; Press et al. 2022 for the slopes.
     """
-    spec = checkpoint.spec
-    config = _transformers().BertConfig(
+    transformers, spec = _transformers(), checkpoint.spec
+    config = transformers.BertConfig(
         vocab_size=spec.vocab_size,
         hidden_size=spec.embedding_dim,
         num_hidden_layers=spec.num_layers,
@@ -250,33 +229,34 @@ def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], T
         layer_norm_eps=spec.layer_norm_eps,
         attn_implementation="eager",
     )
-    model = _transformers().BertModel(config, add_pooling_layer=False).float()
+    model = transformers.BertModel(config, add_pooling_layer=False).float()
     for layer in model.encoder.layer:
         layer.intermediate.dense = nn.Linear(spec.embedding_dim, 2 * spec.ffn_dim, bias=False)
         layer.intermediate.intermediate_act_fn = _Gate()
     state = {"embeddings.position_embeddings.weight": torch.zeros(1, spec.embedding_dim)}
-    renamed = {
-        "mlp.gated_layers": "intermediate.dense",
-        "mlp.wo": "output.dense",
-        "mlp.layernorm": "output.LayerNorm",
-    }
     for name, values in checkpoint.tensors.items():
-        own = next((name.replace(old, new) for old, new in renamed.items() if old in name), name)
-        parts = ("query", "key", "value") if "Wqkv" in own else ("Wqkv",)
-        for part, values_of_part in zip(parts, values.float().chunk(len(parts)), strict=True):
-            state[own.replace("Wqkv", part)] = values_of_part
+        name = name.replace("mlp.gated_layers", "intermediate.dense").replace("mlp.wo", "output.dense")
+        name = name.replace("mlp.layernorm", "output.LayerNorm")
+        parts = ("query", "key", "value") if "Wqkv" in name else ("Wqkv",)
+        for part, rows in zip(parts, values.float().chunk(len(parts)), strict=True):
+            state[name.replace("Wqkv", part)] = rows
     model.load_state_dict({name: state[name] for name in model.state_dict() if name in state})
     model = model.eval().to(device)
-    slopes = torch.tensor(_slopes(spec.num_heads), device=device)[:, None, None]
+    # As in the paper's code; independent of `models.attention`, which is under test.
+    whole = 2 ** int(math.log2(spec.num_heads))
+    exponents = [i + 1.0 for i in range(whole)] + [i + 0.5 for i in range(spec.num_heads - whole)]
+    slopes = torch.tensor([2 ** (-8 * i / whole) for i in exponents], device=device)[:, None, None]
 
-    def hidden_states(tokens: Tensor) -> Tensor:
+    def hidden_states(sequence: str) -> Tensor:
+        tokens = _input_ids(checkpoint.tokenizer, sequence, device)
         index = torch.arange(tokens.shape[1], device=device)
         alibi = -slopes * (index[:, None] - index).abs()
         output = model(input_ids=tokens, attention_mask=alibi[None], position_ids=torch.zeros_like(tokens))
         states: Tensor = output.last_hidden_state[0]
         return states
 
-    return hidden_states
+    version = transformers.__version__
+    return f"transformers {version} (BertModel with ALiBi and gated feed-forward layers added)", hidden_states
 
 
 class _Gate(nn.Module):
@@ -285,14 +265,6 @@ class _Gate(nn.Module):
     def forward(self, inner: Tensor) -> Tensor:
         first, second = inner.chunk(2, dim=-1)
         return functional.gelu(first) * second
-
-
-def _slopes(num_heads: int) -> list[float]:
-    """As in the paper's code; independent of `models.attention`, which is under test."""
-    if math.log2(num_heads).is_integer():
-        return [2 ** (-8 * (i + 1) / num_heads) for i in range(num_heads)]
-    below = 2 ** int(math.log2(num_heads))
-    return _slopes(below) + _slopes(2 * below)[::2][: num_heads - below]
 
 
 def _input_ids(tokenizer: Esm2Tokenizer | DnabertTokenizer, sequence: str, device: str) -> Tensor:

@@ -14,9 +14,6 @@ from virnuc_core import __version__
 from virnuc_core.env_config import env
 from virnuc_core.versions import series
 
-# Sums of 128 products of numbers up to 3 are exact in fp16.
-_ROWS: Final = 4096
-_COLUMNS: Final = 128
 _LEAST_DISK_GB: Final = 0.5
 
 
@@ -48,9 +45,9 @@ def gpu_fault() -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no GPU: see nvidia-smi and the driver"
     generator = torch.Generator().manual_seed(0)
+    # Sums of 128 products of numbers up to 3 are exact in fp16.
     left, right = (
-        torch.randint(-3, 4, shape, generator=generator).float()
-        for shape in ((_ROWS, _COLUMNS), (_COLUMNS, _ROWS))
+        torch.randint(-3, 4, shape, generator=generator).float() for shape in ((4096, 128), (128, 4096))
     )
     expected = left @ right
     for dtype in (torch.float32, torch.float16):
