@@ -67,11 +67,6 @@ class PlannedModel:
         compiled = ", compiled" if self.compiled else ""
         return f"{self.precision}, {self.engine} engine, {self.attention} attention{compiled}"
 
-    @property
-    def fingerprint_fields(self) -> dict[str, Any]:
-        """Field and JSON value of everything that determines its vectors."""
-        return {name: value for name, value in asdict(self).items() if name not in _NOT_IN_FINGERPRINT}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedHead:
@@ -154,23 +149,23 @@ class RunPlan:
     @property
     def fingerprint_fields(self) -> dict[str, Any]:
         """Field path and JSON value of everything that determines the results, in message order."""
-        values: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "models":
-                for model in value:
-                    values |= {f"{model.family}.{k}": v for k, v in model.fingerprint_fields.items()}
-            elif field.name == "head":
-                values[field.name] = value and value.fingerprint
-            elif field.name == "shards":
-                values["shards"] = [(shard.begin, shard.end) for shard in value]
-            elif field.name == "min_length":
-                values |= {"min_length": value} if value else {}
-            elif field.name == "virnuc_version":
-                values[field.name] = series(value)
-            elif field.name not in _NOT_IN_FINGERPRINT:
-                values[field.name] = value
-        return values
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in (*_NOT_IN_FINGERPRINT, "models", "min_length")
+        }
+        for model in self.models:
+            own = asdict(model).items()
+            values |= {
+                f"{model.family}.{name}": value for name, value in own if name not in _NOT_IN_FINGERPRINT
+            }
+        if self.min_length:
+            values["min_length"] = self.min_length
+        return values | {
+            "head": self.head and self.head.fingerprint,
+            "shards": [(shard.begin, shard.end) for shard in self.shards],
+            "virnuc_version": series(self.virnuc_version),
+        }
 
 
 def write_plan(path: Path, plan: RunPlan) -> None:

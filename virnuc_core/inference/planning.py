@@ -23,7 +23,7 @@ from virnuc_core.inference.plan import (
     require_same_plan,
     write_plan,
 )
-from virnuc_core.inference.sharding import plan_shards, with_costs
+from virnuc_core.inference.sharding import plan_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
 from virnuc_core.models.encoders import validate_repr_layer
@@ -37,18 +37,15 @@ from virnuc_core.sequences.reader import input_digest
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import (
     Alphabet,
-    AttentionBackend,
     ChunkRule,
     Engine,
     Family,
     FrameRule,
     InputFile,
-    ModelSpec,
     ResolvedPrecision,
 )
 from virnuc_core.versions import log_version_warnings
 
-_ALONE: Final = 1  # token budget below any sequence, so that each one runs alone
 _IN_FP32: Final = frozenset({"VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"})
 # What the reference engine is tested against.
 _ORACLES: Final[dict[Family, str]] = {
@@ -79,10 +76,16 @@ def index_inputs(
         files = tuple(input_digest(path) for path in inputs)
         if has_plan:
             existing = read_plan(folder.plan)
+            digests = [file.sha256 for file in files]
+            is_same = digests == [file.sha256 for file in existing.inputs]
+            # Other files have no store yet, whose digest this could be.
+            digest = (
+                existing.input_digest if is_same else hashlib.sha256("".join(digests).encode()).hexdigest()
+            )
             wanted = replace(
                 existing,
                 inputs=files,
-                input_digest=_input_digest_for(existing, files),
+                input_digest=digest,
                 chunk_length=chunk_length,
                 frames=frames,
                 min_length=min_length,
@@ -99,14 +102,6 @@ def index_inputs(
         min_length=min_length,
         rejected_copy=folder.rejected,
     ).meta
-
-
-def _input_digest_for(existing: RunPlan, files: tuple[InputFile, ...]) -> str:
-    """The plan's digest if the files are the same; otherwise a different one, as their store does not exist yet."""
-    digests = [file.sha256 for file in files]
-    if digests == [file.sha256 for file in existing.inputs]:
-        return existing.input_digest
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[object, ...]) -> bool:
@@ -139,8 +134,8 @@ def open_plan(
 ) -> RunPlan:
     """Reads the plan of a run folder, creating it if missing.
 
-    `devices` are resolved and all of one type. With a `token`, nothing is written once the run has been started over. `before` is an earlier plan of this process, whose
-    token budgets are kept for the same models.
+    `devices` are resolved and all of one type. With a `token`, nothing is written once the run has been started over. `before`
+    is an earlier plan of this process, whose token budgets are kept for the same models.
 
     Raises:
         HostError: the folder no longer has this token.
@@ -193,7 +188,7 @@ def make_plan(
         before_head = existing.head if existing else None
         head = plan_head(head_of(config), models, store.meta.chunk_length, store.meta.frames, before_head)
     if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
-        shards = with_costs(existing.shards, store, models, devices[0])
+        shards = existing.shards
     else:
         shards = plan_shards(store, models, devices[0], config.shard_seconds)
     plan = RunPlan(
@@ -232,14 +227,11 @@ def plan_models(
         DeviceError: a device does not support the precision.
         DeviceMemoryError: a model does not fit on a device.
     """
-    asked: list[tuple[Family, str]] = []
-    if config.dnabert_model is not None:
-        asked.append(("dnabert_s", config.dnabert_model))
-    if config.esm_model is not None:
-        asked.append(("esm2", config.esm_model))
+    named: dict[Family, str | None] = {"dnabert_s": config.dnabert_model, "esm2": config.esm_model}
+    asked = {family: name for family, name in named.items() if name is not None}
     if not asked:
         raise UsageError("no model is given: name an ESM-2 or a DNABERT-S model.")
-    engines = {_engine_of(config, family) for family, _ in asked}
+    engines = {_engine_of(config, family) for family in asked}
     if config.attention not in ("auto", "reference") and engines == {"reference"}:
         raise UsageError(
             f"--engine reference has its own attention: leave out --attention {config.attention}."
@@ -249,18 +241,14 @@ def plan_models(
     for switch in switches_of(config):
         _log.warning("%s is set: it wins over what is asked for", switch)
     return tuple(
-        _plan_model(config, family, name, devices, _model_of(existing, family), frames)
-        for family, name in asked
+        _plan_model(config, family, name, devices, existing.model(family) if existing else None, frames)
+        for family, name in asked.items()
     )
 
 
 def switches_of(config: RunConfig) -> tuple[str, ...]:
     """Emergency switches of a run: those of the configuration, else those of this process."""
     return env().switches if config.switches is None else config.switches
-
-
-def _model_of(existing: RunPlan | None, family: Family) -> PlannedModel | None:
-    return existing.model(family) if existing is not None else None
 
 
 def _engine_of(config: RunConfig, family: Family) -> Engine:
@@ -276,12 +264,16 @@ def _plan_model(
     frames: FrameRule,
 ) -> PlannedModel:
     checkpoint = open_checkpoint(asked, family)
-    spec = checkpoint.spec
+    spec, engine, switches = checkpoint.spec, _engine_of(config, family), switches_of(config)
     precision = _plan_precision(config, family, asked, devices, frames)
+    attention = config.attention
+    if engine == "reference" or "VIRNUC_V1_ATTENTION" in switches:
+        attention = "reference"
+    elif not _IN_FP32.isdisjoint(switches) and attention not in ("sdpa", "reference"):
+        attention = "auto"  # the requested backend may be 16-bit only
     name = Path(asked).name if Path(asked).exists() else checkpoint.name
     if before is not None and before.location == str(checkpoint.location):
         name = before.name
-    engine, switches = _engine_of(config, family), switches_of(config)
     is_for_this_model = family == "esm2" or config.esm_model is None
     planned = PlannedModel(
         name=name,
@@ -291,16 +283,17 @@ def _plan_model(
         weights_fingerprint=checkpoint.fingerprint,
         precision=precision,
         engine=engine,
-        attention=_plan_attention(config, spec, devices[0], precision),
+        attention=resolve_attention(attention, devices[0], family, precision, spec.head_dim),
         compiled=config.compile and engine == "packed" and "VIRNUC_DISABLE_COMPILE" not in switches,
-        token_budget=_ALONE,
+        token_budget=1,  # below any sequence, so that each one runs alone
         location=str(checkpoint.location),
     )
     if engine == "reference" or "VIRNUC_DISABLE_PACKING" in switches:
         return planned
     if config.token_budget is not None:
         return replace(planned, token_budget=config.token_budget)
-    if before is not None and _computes_alike(before, planned):
+    same = ("weights_fingerprint", "precision", "engine")
+    if before is not None and all(getattr(before, name) == getattr(planned, name) for name in same):
         return replace(planned, token_budget=before.token_budget)
     budget = default_token_budget(spec, precision, *devices)
     _log.info("token budget of %s in %s: %d (found automatically)", name, precision, budget)
@@ -332,23 +325,6 @@ def _plan_precision(
     return precision
 
 
-def _plan_attention(
-    config: RunConfig, spec: ModelSpec, device: str, precision: ResolvedPrecision
-) -> AttentionBackend:
-    choice, switches = config.attention, switches_of(config)
-    if _engine_of(config, spec.family) == "reference" or "VIRNUC_V1_ATTENTION" in switches:
-        choice = "reference"
-    elif not _IN_FP32.isdisjoint(switches) and choice not in ("sdpa", "reference"):
-        choice = "auto"  # the requested backend may be 16-bit only
-    return resolve_attention(choice, device, spec.family, precision, spec.head_dim)
-
-
-def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
-    """Whether "auto" settings resolved for one planned model apply to the other."""
-    same = ("weights_fingerprint", "precision", "engine")
-    return all(getattr(before, name) == getattr(now, name) for name in same)
-
-
 def plan_head(
     name: str,
     models: tuple[PlannedModel, ...],
@@ -378,20 +354,13 @@ def plan_head(
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:
-    in_half = any(model.precision != "fp32" for model in models)
-    if devices[0] == "cpu" or not in_half or not (reason := _why_no_kernels(devices)):
+    if devices[0] == "cpu" or all(model.precision == "fp32" for model in models):
         return ()
-    return (
-        f"{reason}: virnuc's kernels cannot run, and plain torch is several times slower. `virnuc doctor` says more.",
-    )
-
-
-def _why_no_kernels(devices: tuple[str, ...]) -> str | None:
-    if find_spec("triton") is None:
-        return "Triton is not installed"
+    reasons = [] if find_spec("triton") else ["Triton is not installed"]
     for device in devices:
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < MIN_CAPABILITY:
             name = torch.cuda.get_device_name(device)
-            return f"{device} ({name}) has compute capability {major}.{minor}, below 8.0"
-    return None
+            reasons.append(f"{device} ({name}) has compute capability {major}.{minor}, below 8.0")
+    slow = "virnuc's kernels cannot run, and plain torch is several times slower. `virnuc doctor` says more."
+    return tuple(f"{reason}: {slow}" for reason in reasons[:1])

@@ -1,7 +1,6 @@
 """Shard bounds: row ranges of about equal cost, found block by block in constant memory."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Final
@@ -55,21 +54,6 @@ def plan_shards(
     return cut_rows(row_work, store.frame_chunk, (MAX_SHARD_ROWS, MAX_SHARD_LETTERS, seconds))
 
 
-def with_costs(
-    shards: tuple[Shard, ...], store: FrameStore, models: tuple[PlannedModel, ...], device: str
-) -> tuple[Shard, ...]:
-    """The same shards with the cost for other models; raises as `plan_shards`."""
-    ends = np.array([shard.end for shard in shards], np.int64)
-    until = [0.0]
-    for rows, _, seconds in _cumulative_work(partial(_row_work, store, models, device), store.num_frames):
-        own = ends[(ends >= rows[0]) & (ends <= rows[-1])]
-        until += seconds[own - int(rows[0])].tolist()
-    return tuple(
-        replace(shard, cost=round(end - begin, 6))
-        for shard, (begin, end) in zip(shards, pairwise(until), strict=True)
-    )
-
-
 def _row_work(
     store: FrameStore, models: tuple[PlannedModel, ...], device: str, begin: int, end: int
 ) -> tuple[Int64, Float64]:
@@ -96,23 +80,16 @@ def _flops(spec: ModelSpec, num_tokens: Float64) -> Float64:
     return spec.num_layers * num_tokens * (per_token + 4 * width * num_tokens)
 
 
-def _cumulative_work(row_work: RowWork, num_rows: int, block_rows: int = _BLOCK_ROWS) -> Iterator[Float64]:
-    """Rows, letters and seconds up to the end of each row, float64 (3, b), in blocks."""
+def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[Float64]:
+    """Rows, letters and seconds up to the end of each group of rows, float64 (3, g), in blocks."""
     total: Float64 = np.zeros((3, 1))
-    for begin in range(0, num_rows, block_rows):
-        letters, seconds = row_work(begin, min(begin + block_rows, num_rows))
+    for begin in range(0, len(groups), block_rows):
+        letters, seconds = row_work(begin, min(begin + block_rows, len(groups)))
         work = np.stack((np.ones(len(letters)), letters, seconds))
         until: Float64 = np.concatenate((total, work), axis=1).cumsum(axis=1)[:, 1:]
         total = until[:, -1:]
-        yield until
-
-
-def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[Float64]:
-    """`_cumulative_work` at the ends of groups of rows only, float64 (3, g)."""
-    for until in _cumulative_work(row_work, len(groups), block_rows):
-        begin = int(until[0, 0]) - 1
-        own = groups[begin : begin + until.shape[1] + 1]
-        is_end = np.append(own[1:] != own[:-1], True)[: until.shape[1]]
+        own = groups[begin : begin + block_rows + 1]
+        is_end = np.append(own[1:] != own[:-1], True)[: len(letters)]
         yield np.ascontiguousarray(until[:, is_end])
 
 
