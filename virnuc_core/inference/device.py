@@ -18,18 +18,8 @@ from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.specs import FRAME_KINDS, FrameRule, ModelSpec, Precision, ResolvedPrecision
 
-# On the CPU a batch should fit in the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %); on a GPU it must
-# saturate the device, for which a wide model needs fewer tokens.
-_CPU_TOKEN_BUDGET: Final = 2048
-_CUDA_TOKEN_BUDGETS: Final = ((1280, 65_536), (0, 131_072))  # minimum width, tokens
-_MIN_TOKENS: Final = 1024
-_BUDGET_STEP: Final = 1024
-# Of the memory beside the weights; the rest is for the other model, batches in flight and unaccounted allocations.
-_ACTIVATION_SHARE: Final = 0.4
 _LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
-_BF16_CAPABILITY: Final = (8, 0)  # Ampere
-_FP8_CAPABILITY: Final = (8, 9)  # Ada; torch's product with scales by row is built for it and all later ones
 
 _log = logging.getLogger(__name__)
 
@@ -89,37 +79,27 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
             "this CPU has no bf16 instructions (AVX512_BF16, AMX, or those of Armv8.6), so bf16 would be slower than fp32: "
             "use --precision fp32"
         )
-    if device != "cpu" and choice == "bf16":
-        _require_capability(
-            device, _BF16_CAPABILITY, "bf16 instructions, which come with Ampere (8.0)", "fp16"
-        )
-    if device != "cpu" and choice == "fp8":
-        _require_fp8(device)
-    return choice
-
-
-def _require_capability(device: str, least: tuple[int, int], what: str, instead: str) -> None:
-    capability = torch.cuda.get_device_capability(device)
-    if capability < least:
-        raise DeviceError(
-            f"the GPU {device} ({torch.cuda.get_device_name(device)}, compute capability "
-            f"{capability[0]}.{capability[1]}) has no {what}: use --precision {instead}"
-        )
-
-
-def _require_fp8(device: str) -> None:
-    what = "fp8 instructions, which come with Ada and Hopper (8.9)"
-    _require_capability(device, _FP8_CAPABILITY, what, "fp16")
-    if not has_kernels(torch.device(device)):
+    # torch's fp8 product with scales by row is built for Ada and all later ones.
+    needed = {"bf16": ((8, 0), "Ampere (8.0)"), "fp8": ((8, 9), "Ada and Hopper (8.9)")}
+    if device != "cpu" and choice in needed:
+        least, generation = needed[choice]
+        capability = torch.cuda.get_device_capability(device)
+        if capability < least:
+            raise DeviceError(
+                f"the GPU {device} ({torch.cuda.get_device_name(device)}, compute capability {capability[0]}.{capability[1]}) "
+                f"has no {choice} instructions, which come with {generation}: use --precision fp16"
+            )
+    if choice == "fp8" and not has_kernels(torch.device(device)):
         raise DeviceError(
             "fp8 needs virnuc's kernels, and with them the Triton that comes with torch: install it, or use "
             "--precision fp16 or bf16"
         )
-    if not hasattr(torch, "_scaled_mm"):
+    if choice == "fp8" and not hasattr(torch, "_scaled_mm"):
         raise DeviceError(
             f"torch {torch.__version__} has no scaled fp8 matrix product: install another torch, or use "
             "--precision fp16"
         )
+    return choice
 
 
 def cpu_has_bf16() -> bool:
@@ -149,10 +129,10 @@ def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices
         DeviceMemoryError: the model does not fit on a device.
     """
     if devices == ("cpu",):
-        return _CPU_TOKEN_BUDGET
+        return saturating_token_budget(spec, "cpu")
     device, free_bytes = least_free_memory(devices)
     budget = fitting_token_budget(spec, precision, free_bytes)
-    if budget < _MIN_TOKENS:
+    if budget < 1024:
         raise DeviceMemoryError(
             f"{device} has {free_bytes / 1e9:.1f} GB free, too little for the weights of this "
             f"{spec.family} model in {precision} ({weight_bytes(spec, precision) / 1e9:.1f} GB) and a batch: "
@@ -163,16 +143,19 @@ def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices
 
 def fitting_token_budget(spec: ModelSpec, precision: ResolvedPrecision, free_bytes: int) -> int:
     """Tokens per packed batch that saturate a GPU, or as many as fit beside the weights."""
-    for_batches = _ACTIVATION_SHARE * (free_bytes - weight_bytes(spec, precision))
+    # The rest is for the other model, batches in flight and unaccounted allocations.
+    for_batches = 0.4 * (free_bytes - weight_bytes(spec, precision))
     fitting = int(for_batches / _activation_bytes(spec, precision))
-    return min(saturating_token_budget(spec, "cuda"), fitting // _BUDGET_STEP * _BUDGET_STEP)
+    return min(saturating_token_budget(spec, "cuda"), fitting // 1024 * 1024)
 
 
 def saturating_token_budget(spec: ModelSpec, device_type: Literal["cpu", "cuda"]) -> int:
     """Tokens per packed batch at which a type of device reaches peak throughput."""
+    # On the CPU a batch should fit in the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %); on a GPU it must
+    # saturate the device, for which a wide model needs fewer tokens.
     if device_type == "cpu":
-        return _CPU_TOKEN_BUDGET
-    return next(budget for width, budget in _CUDA_TOKEN_BUDGETS if spec.embedding_dim >= width)
+        return 2048
+    return 65_536 if spec.embedding_dim >= 1280 else 131_072
 
 
 def needed_bytes(spec: ModelSpec, precision: ResolvedPrecision, token_budget: int) -> int:
@@ -194,7 +177,8 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
     Uses nvidia-smi: a CUDA context takes memory on every GPU, and blocks lanes from GPUs in exclusive-process mode. Memory
     of a GPU that nvidia-smi does not list counts as free.
     """
-    free_by_uuid = _query_free_memory()
+    rows = query_gpus(("uuid", "memory.free"), units=False)
+    free_by_uuid = {row[0]: int(row[1]) << 20 for row in rows if len(row) == 2 and row[1].isdecimal()}
     found = []
     for device in devices:
         properties = torch.cuda.get_device_properties(device)
@@ -202,11 +186,6 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
         found.append((min(total, free_by_uuid.get(f"GPU-{properties.uuid}", total)), device))
     free_bytes, device = min(found)
     return device, free_bytes
-
-
-def _query_free_memory() -> dict[str, int]:
-    rows = query_gpus(("uuid", "memory.free"), units=False)
-    return {row[0]: int(row[1]) * 2**20 for row in rows if len(row) == 2 and row[1].isdecimal()}
 
 
 def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:

@@ -32,30 +32,14 @@ from virnuc_core.models.heads import Head, load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
 from virnuc_core.models.tensor_files import is_finite
-from virnuc_core.specs import AttentionChoice, EmbeddingsDtype, Family
+from virnuc_core.specs import AttentionChoice, Family
 
 # Zero-padded to a fixed number of rows: the rounding of a matrix product may depend on it, and scores should not.
 _BLOCK_ROWS: Final = {"cpu": 256, "cuda": 4096}
-# Sequence lengths of warm-up batches, equally many of each, longest first like real batches.
-_WARM_UP_LENGTHS: Final = (512, 168, 90, 30)
-_SMALL_BATCH_TOKENS: Final = 1024
 # GPU libraries round differently for small matrices: a sequence gets the same bits in any batch of at least 300 tokens
 # in 16 bit, or 1,100 in fp32. Smaller batches are filled up.
 _MIN_TOKENS: Final = 2048
 _FILLER_TOKENS: Final = 64
-_STORED_DTYPES: Final[dict[EmbeddingsDtype, torch.dtype]] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-}
-_TOO_LARGE: Final = "the {} vectors of rows {{}} to {{}} are too large for float16: use --embeddings float32."
-_NOT_FINITE: Final = {
-    "dna": _TOO_LARGE.format("DNA"),
-    "protein": _TOO_LARGE.format("protein"),
-    **dict.fromkeys(
-        ("scores", "codes"),
-        "the head gives scores that are not finite for rows {} to {}: its weights are broken, fetch it again.",
-    ),
-}
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +155,7 @@ class ModelRunner:
         Raises:
             DeviceMemoryError: other programs occupy the device's memory.
         """
-        for num_tokens in (self.planned.token_budget, _SMALL_BATCH_TOKENS):
+        for num_tokens in (self.planned.token_budget, 1024):
             batch = self._random_batch(num_tokens)
             vectors = torch.empty((len(batch), self.planned.spec.embedding_dim), device=self._streams.device)
             try:
@@ -304,10 +288,9 @@ class ModelRunner:
         return True
 
     def _random_batch(self, num_tokens: int) -> HostBatch:
-        repeats = max(1, num_tokens // sum(_WARM_UP_LENGTHS))
-        lengths = (
-            np.repeat(_WARM_UP_LENGTHS, repeats) if num_tokens >= sum(_WARM_UP_LENGTHS) else [num_tokens]
-        )
+        lengths = [512, 168, 90, 30]  # equally many of each, longest first like real batches
+        repeats = num_tokens // sum(lengths)
+        lengths = np.repeat(lengths, repeats).tolist() if repeats else [num_tokens]
         cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         input_ids = self._streams.empty_pinned(int(cu_seqlens[-1]), torch.int32)
         vocab_size = self.planned.spec.vocab_size
@@ -374,23 +357,27 @@ class ComputedShard:
         arrays: dict[str, Any] = dict.fromkeys(("dna", "protein", "scores", "codes"))
         for name, tensor in zip(self.names, self.copy.wait(), strict=True):
             if not is_finite(tensor):
-                raise CheckpointError(_NOT_FINITE[name].format(self.shard.begin, self.shard.end))
+                rows = f"rows {self.shard.begin} to {self.shard.end}"
+                if name in ("scores", "codes"):
+                    raise CheckpointError(
+                        f"the head gives scores that are not finite for {rows}: its weights are broken, fetch it again."
+                    )
+                kind = "DNA" if name == "dna" else "protein"
+                raise CheckpointError(
+                    f"the {kind} vectors of {rows} are too large for float16: use --embeddings float32."
+                )
             arrays[name] = tensor.numpy()
         return ShardResult(**arrays, counters=self.counters)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ShardInFlight:
-    """A shard on the device with batches in flight; `num_batches` is over all models, the counters per model.
-
-    `vectors` are fp32 (d, D) on the device.
-    """
+    """A shard on the device; `waiting` of its batches are not retired, and `vectors` are fp32 (d, D) on the device."""
 
     inputs: ShardInputs
     begun: float
-    num_batches: int
+    waiting: int
     vectors: dict[Family, Tensor] = field(default_factory=dict)
-    retired: Counter[Family] = field(default_factory=Counter)
     overflowed_batches: Counter[Family] = field(default_factory=Counter)
     out_of_memory: Counter[Family] = field(default_factory=Counter)
 
@@ -458,7 +445,7 @@ class InferenceRunner:
         self._plan = plan
         self._loaded = loaded
         self._streams = loaded.streams
-        self._models: dict[Family, ModelRunner] = {}
+        self._models = {planned.family: loaded.model(planned) for planned in plan.models}
         self._scorer = loaded.scorer if plan.head is not None else None
         self._last_complete = 0.0
 
@@ -487,29 +474,22 @@ class InferenceRunner:
     def _launch(self, inputs: ShardInputs) -> Iterator[tuple[_ShardInFlight, Family, AsyncCopy]]:
         """Launches one batch per step, and yields whether all of its vectors are finite."""
         num_batches = sum(len(model.batches) for model in inputs.models)
-        shard = _ShardInFlight(inputs, time.perf_counter(), num_batches)
+        # A dummy step completes a shard without batches in its turn.
+        shard = _ShardInFlight(inputs, time.perf_counter(), waiting=max(1, num_batches))
         for model in inputs.models:
-            self._prepare(shard, model)
+            family = model.counters.family
+            width = self._models[family].planned.spec.embedding_dim
+            with raise_on_oom("the vectors of a shard", self._streams.device):
+                shard.vectors[family] = torch.empty((len(model.rows), width), device=self._streams.device)
         for model in inputs.models:
             family = model.counters.family
             vectors = shard.vectors[family]
             for batch in model.batches:
-                failures = self._models[family].embed(batch, vectors, model.frame_id)
-                shard.out_of_memory[family] += failures
+                shard.out_of_memory[family] += self._models[family].embed(batch, vectors, model.frame_id)
                 all_finite = torch.isfinite(vectors[batch.output_slice]).all()
                 yield shard, family, self._streams.download(all_finite)
-        if not num_batches:  # a dummy step completes the shard in its turn
+        if not num_batches:
             yield shard, self._plan.models[0].family, AsyncCopy((torch.tensor(True),), None)
-
-    def _prepare(self, shard: _ShardInFlight, inputs: ModelInputs) -> None:
-        """Allocates a model's vectors."""
-        family = inputs.counters.family
-        if family not in self._models:
-            [planned] = [model for model in self._plan.models if model.family == family]
-            self._models[family] = self._loaded.model(planned)
-        width = self._models[family].planned.spec.embedding_dim
-        with raise_on_oom("the vectors of a shard", self._streams.device):
-            shard.vectors[family] = torch.empty((len(inputs.rows), width), device=self._streams.device)
 
     def _retire(
         self, shard: _ShardInFlight, family: Family, all_finite: AsyncCopy
@@ -517,12 +497,12 @@ class InferenceRunner:
         """Waits for the oldest batch, and yields its shard once complete."""
         [is_finite_batch] = all_finite.wait()
         shard.overflowed_batches[family] += not is_finite_batch
-        shard.retired[family] += 1
-        if shard.retired.total() < shard.num_batches:
+        shard.waiting -= 1
+        if shard.waiting:
             return
         for model in shard.inputs.models:
-            if shard.overflowed_batches[model.counters.family]:
-                family = model.counters.family
+            family = model.counters.family
+            if shard.overflowed_batches[family]:
                 failures = self._models[family].recompute_fp32(model, shard.vectors[family])
                 shard.out_of_memory[family] += failures
         complete = time.perf_counter()
@@ -542,7 +522,8 @@ class InferenceRunner:
             index = self._upload(model.vector_index)
             vectors[VECTOR_DATASETS[family]] = shard.vectors[family].index_select(0, index)
         results: dict[str, Tensor] = {}
-        if (dtype := _STORED_DTYPES.get(self._plan.embeddings)) is not None:
+        if self._plan.embeddings != "none":
+            dtype = torch.float32 if self._plan.embeddings == "float32" else torch.float16
             results |= {name: tensor.to(dtype) for name, tensor in vectors.items()}
         if self._scorer is not None:
             on_host = shard.inputs.sizes
