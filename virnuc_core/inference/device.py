@@ -123,11 +123,7 @@ def cpu_has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices: str) -> int:
-    """Tokens per packed batch for near-peak throughput within the free memory of all devices.
-
-    Raises:
-        DeviceMemoryError: the model does not fit on a device.
-    """
+    """Tokens per packed batch for near-peak throughput within the free memory of all devices."""
     if devices == ("cpu",):
         return saturating_token_budget(spec, "cpu")
     device, free_bytes = least_free_memory(devices)

@@ -173,12 +173,6 @@ def make_plan(
 
     `existing` is a plan to resume: unless other values are requested, its shards are kept for the same input,
     and its token budget for the same model. Without it, the token budget is that of `before`.
-
-    Raises:
-        UsageError: settings contradict each other.
-        CheckpointError: a model or head cannot be used.
-        MismatchError: the head was trained for other models, another chunk length or other frames.
-        DeviceError: the device does not support the precision.
     """
     models = plan_models(config, devices, existing or before, store.meta.frames)
     if kind != "predict" and config.embeddings == "none":
@@ -219,14 +213,7 @@ def make_plan(
 def plan_models(
     config: RunConfig, devices: tuple[str, ...], existing: RunPlan | None, frames: FrameRule = "open"
 ) -> tuple[PlannedModel, ...]:
-    """The requested models, DNA before protein, for these frames of chunks.
-
-    Raises:
-        UsageError: no model is requested, or settings contradict each other.
-        CheckpointError: a model cannot be used.
-        DeviceError: a device does not support the precision.
-        DeviceMemoryError: a model does not fit on a device.
-    """
+    """The requested models, DNA before protein, for these frames of chunks."""
     named: dict[Family, str | None] = {"dnabert_s": config.dnabert_model, "esm2": config.esm_model}
     asked = {family: name for family, name in named.items() if name is not None}
     if not asked:
@@ -332,12 +319,7 @@ def plan_head(
     frames: FrameRule,
     before: PlannedHead | None = None,
 ) -> PlannedHead:
-    """A head by name or path; `before` is that of an earlier plan.
-
-    Raises:
-        CheckpointError: it cannot be used.
-        MismatchError: it is for other chunks, frames of them, or models.
-    """
+    """A head by name or path; `before` is that of an earlier plan."""
     path = resolve_head(name, chunk_length, frames)
     widths = [model.spec.embedding_dim for model in models]
     if not (head := load_head(path)).takes_widths(*widths):

@@ -129,11 +129,7 @@ class Collator:
         return cls(store, models, streams, needs_sizes=plan.head is not None)
 
     def collate(self, shard: Shard) -> ShardInputs:
-        """Prepares a shard; the result depends only on the plan and the shard's rows.
-
-        Raises:
-            MismatchError: a model needs sequences that the store lacks.
-        """
+        """Prepares a shard; the result depends only on the plan and the shard's rows."""
         begun = time.perf_counter()
         models: list[ModelInputs] = []
         letters = {}

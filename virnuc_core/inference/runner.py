@@ -58,9 +58,6 @@ class Scorer:
         """Results for n rows by name, from their DNA (n, D_dna) and protein vectors (n, D_protein), or both joined.
 
         For the results and `sizes` (n, 2) see `Head.score_rows`.
-
-        Raises:
-            MismatchError: the head expects another number of features.
         """
         on_device = [torch.from_numpy(part.astype(np.float32)).to(self._device) for part in vectors]
         sizes_there = None if sizes is None else torch.from_numpy(sizes.astype(np.int64)).to(self._device)
@@ -123,14 +120,7 @@ class ModelRunner:
 
     @classmethod
     def load(cls, planned: PlannedModel, streams: Streams) -> Self:
-        """Loads a model, and verifies its fingerprint and that its attention runs here.
-
-        Raises:
-            UsageError: the package of the attention is missing, or cannot be imported.
-            DeviceError: the device does not support the attention.
-            CheckpointError: the model cannot be read.
-            MismatchError: its files have changed since planning.
-        """
+        """Loads a model, and verifies its fingerprint and that its attention runs here."""
         head_dim = planned.spec.head_dim
         resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
         compiled_for = planned.attention if planned.compiled else None
@@ -150,11 +140,7 @@ class ModelRunner:
         return runner
 
     def warm_up(self) -> None:
-        """Runs a full and a small batch, to trigger compilation and library initialisation.
-
-        Raises:
-            DeviceMemoryError: other programs occupy the device's memory.
-        """
+        """Runs a full and a small batch, to trigger compilation and library initialisation."""
         for num_tokens in (self.planned.token_budget, 1024):
             batch = self._random_batch(num_tokens)
             vectors = torch.empty((len(batch), self.planned.spec.embedding_dim), device=self._streams.device)
@@ -174,10 +160,6 @@ class ModelRunner:
 
         After running out of memory, batches are limited to half as many tokens, except for a longer single sequence. Fills in
         the batch's part of `vectors`, fp32 (d, D) on the device.
-
-        Raises:
-            DeviceError: a single sequence does not fit.
-            DeviceMemoryError: the host has no memory for the copies.
         """
         failures = 0
         parts = deque(batch.split(self._max_tokens))
@@ -210,11 +192,6 @@ class ModelRunner:
 
         All batches must be launched; `vectors` is fp32 (d, D) on the device. The low-precision model
         moves to the host meanwhile, so that the device need not fit both.
-
-        Raises:
-            CheckpointError: vectors are not finite in fp32 either.
-            DeviceError: a single sequence does not fit.
-            DeviceMemoryError: the fp32 model does not fit.
         """
         overflowed = _not_finite(vectors)
         if self._load_fp32 is None:
@@ -405,13 +382,7 @@ class LoadedModels:
         return Streams(self.device)
 
     def load(self, plan: RunPlan) -> None:
-        """Loads what is missing for a plan, and warms up a GPU.
-
-        Raises:
-            CheckpointError: a model or head cannot be read.
-            MismatchError: one of them has changed since planning.
-            DeviceMemoryError: they do not fit on the device.
-        """
+        """Loads what is missing for a plan, and warms up a GPU."""
         for planned in plan.models:
             if planned.family in self._models and not self._models[planned.family].serves(planned):
                 del self._models[planned.family]
@@ -453,12 +424,6 @@ class InferenceRunner:
         """Computes shards in order; the results of a shard depend only on the plan and its rows.
 
         The next shard is drawn once all batches of the previous one are launched, to keep several batches in flight.
-
-        Raises:
-            CheckpointError: a vector is not finite, even in fp32.
-            DeviceError: a single sequence does not fit on the device.
-            DeviceMemoryError: the vectors of a shard do not fit, or the fp32 model where it is needed.
-            KeyboardInterrupt: the models are to stop.
         """
         in_flight: deque[tuple[_ShardInFlight, Family, AsyncCopy]] = deque()
         for inputs in shards:

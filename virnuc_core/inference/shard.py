@@ -249,11 +249,7 @@ def remove_shard_temporaries(folder: RunFolder, indices: Iterable[int]) -> None:
 
 
 def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:
-    """Verifies that every shard has a file; contents are verified when read.
-
-    Raises:
-        DamagedFileError: a shard is missing.
-    """
+    """Verifies that every shard has a file; contents are verified when read."""
     if missing := missing_shards(folder, range(len(plan.shards))):
         raise DamagedFileError(
             f"shard {folder.shard(missing[0])} is missing: run the same command again, it computes what is missing."
@@ -276,13 +272,7 @@ class CommitGuard:
         self._known_digest = ""  # of the last plan.json known to be the lane's
 
     def require_planned(self, shard: Shard) -> None:
-        """Rejects a shard that is not in the folder's current plan.
-
-        Raises:
-            MismatchError: the plan is of another run.
-            DamagedFileError: the plan cannot be read.
-            OSError: there is no plan.
-        """
+        """Rejects a shard that is not in the folder's current plan."""
         digest = hashlib.sha256(self._folder.plan.read_bytes()).hexdigest()
         if digest == self._known_digest:
             return

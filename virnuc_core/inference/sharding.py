@@ -45,9 +45,6 @@ def plan_shards(
 
     The bounds depend on the sequences, the models and the type of device, not on the number of devices. `shard_seconds` is
     the estimated work per shard; None uses the default for the type of device.
-
-    Raises:
-        UsageError: a model cannot read the store's kind of sequence.
     """
     seconds = shard_seconds or SHARD_SECONDS[device.partition(":")[0]]
     row_work = partial(_row_work, store, models, device)

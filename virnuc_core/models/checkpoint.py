@@ -232,11 +232,7 @@ class Checkpoint:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """The architecture, from the shapes of the tensors and the configuration.
-
-        Raises:
-            CheckpointError: something is missing or contradictory.
-        """
+        """The architecture, from the shapes of the tensors and the configuration."""
         if self.random_spec is not None:
             return self.random_spec
         measured, declared = self._measured(), self._declared()
@@ -262,11 +258,7 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> DnabertTokenizer:
-        """The tokenizer of a DNABERT-S model.
-
-        Raises:
-            CheckpointError: it is not beside the weights, or damaged.
-        """
+        """The tokenizer of a DNABERT-S model."""
         if self.tokenizer_file is None:
             raise CheckpointError(
                 f"checkpoint {self.name} has no tokenizer.json beside {self.files[0]}. "
@@ -283,11 +275,7 @@ class Checkpoint:
         return total.hexdigest()
 
     def published_parts(self) -> dict[str, tuple[Tensor, ...]]:
-        """The file's tensors that make up each of our parameters, unchanged.
-
-        Raises:
-            CheckpointError: tensors are missing, unknown, or of another shape.
-        """
+        """The file's tensors that make up each of our parameters, unchanged."""
         assert self.layout is not None  # it has files
         layout, tensors = self.layout, self.tensors
         shapes = parameter_shapes(self.spec)
@@ -308,11 +296,7 @@ class Checkpoint:
         return {name: tuple(tensors[source] for source in parts) for name, parts in sources.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All weights under our parameter names, on the CPU, in the dtype of the file; see `assemble`.
-
-        Raises:
-            CheckpointError: tensors are missing, unknown, or of another shape.
-        """
+        """All weights under our parameter names, on the CPU, in the dtype of the file; see `assemble`."""
         return {name: self.assemble(name, parts) for name, parts in self.published_parts().items()}
 
     def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
@@ -471,11 +455,7 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All parameters of a model on a device, which they reach one at a time, as they are in the file, to be cast there.
-
-    Raises:
-        CheckpointError: the weights are missing, damaged or not finite.
-    """
+    """All parameters of a model on a device, which they reach one at a time, as they are in the file, to be cast there."""
     state = {}
     for name, parts in checkpoint.published_parts().items():
         state[name] = checkpoint.assemble(name, [upload(part, device).to(dtype) for part in parts])
@@ -493,11 +473,7 @@ def load_model(
     precision: ResolvedPrecision,
     compiled_for: AttentionBackend | None = None,
 ) -> Encoder:
-    """A model in evaluation mode without gradients; its layers are compiled if an attention is given for that.
-
-    Raises:
-        CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
-    """
+    """A model in evaluation mode without gradients; its layers are compiled if an attention is given for that."""
     spec = checkpoint.spec
     model = _without_storage(spec)
     # In fp8, of everything but the matrix products.

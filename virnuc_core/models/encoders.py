@@ -278,11 +278,7 @@ def _quantize_layer(layer: Any, input_norm: nn.LayerNorm, ffn_norm: nn.LayerNorm
 
 
 def validate_repr_layer(spec: ModelSpec, repr_layer: int | None) -> int:
-    """The layer to read, `num_layers` for None.
-
-    Raises:
-        UsageError: the model has no such layer.
-    """
+    """The layer to read, `num_layers` for None."""
     if repr_layer is None:
         return spec.num_layers
     if not 0 <= repr_layer <= spec.num_layers:

@@ -32,11 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def family_of(model: str) -> tuple[Family, str]:
-    """Family and name of `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a bare name or path.
-
-    Raises:
-        CheckpointError: there is no prefix, and the content is not recognised.
-    """
+    """Family and name of `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a bare name or path."""
     family, name = split_family(model)
     return family or open_checkpoint(name, None).family, name
 

@@ -72,11 +72,7 @@ def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Ten
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
-    """A small array on a device; does not wait for the copy, which pageable memory would make it do.
-
-    Raises:
-        DeviceMemoryError: the host cannot pin more memory.
-    """
+    """A small array on a device; does not wait for the copy, which pageable memory would make it do."""
     tensor = torch.from_numpy(array)
     if torch.device(device).type == "cpu":
         return tensor
@@ -88,9 +84,6 @@ def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
 
     All threads read a memory-mapped file into pinned memory while the device copies; CUDA would read it with one thread.
     Pinned memory is reused, and never more than the tensor.
-
-    Raises:
-        DeviceMemoryError: the host cannot pin more memory.
     """
     if torch.device(device).type == "cpu":
         return tensor

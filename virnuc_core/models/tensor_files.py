@@ -153,11 +153,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
 
 
 def require_backed(path: Path, tensors: Iterable[Tensor]) -> None:
-    """Refuses tensors that need far more memory than their file has bytes.
-
-    Raises:
-        CheckpointError: they do, by sharing or repeating values.
-    """
+    """Refuses tensors that need far more memory than their file has bytes."""
     # Tensors that share storage are counted each: published files tie at most an embedding to the output layer.
     declared = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if declared > 2 * path.stat().st_size:

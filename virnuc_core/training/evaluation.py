@@ -56,11 +56,7 @@ class Evaluation:
 
 
 def measure_run(root: Path, run: RunReport, table: RecordTable) -> Evaluation:
-    """Measures the run in `root / EVALUATED_RUN` and writes evaluation.json beside it.
-
-    Raises:
-        MismatchError: the run has other records than the table.
-    """
+    """Measures the run in `root / EVALUATED_RUN` and writes evaluation.json beside it."""
     folder = RunFolder(root / EVALUATED_RUN)
     contigs = list(_rows(folder.contigs))
     record = {row["contig"]: int(row["record"]) - 1 for row in contigs}

@@ -173,9 +173,6 @@ def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *
     """Reads every labelled record once.
 
     GenBank files are converted inside `folder`; `groups` is a table of related records; `kinship` also groups similar records.
-
-    Raises:
-        VirnucError: a file cannot be read, a record has no label, or the same sequence is in both classes.
     """
     sources, genbank = open_sources(files, folder.sequences)
     own_groups = None if groups is None else read_table(groups, "group")
@@ -190,11 +187,7 @@ def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *
 
 
 def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings) -> RecordSplit:
-    """Splits the records, before anything is computed for them, and writes records.tsv.
-
-    Raises:
-        InputError: there is no frame to embed, or a class has too few groups of records.
-    """
+    """Splits the records, before anything is computed for them, and writes records.tsv."""
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0:
         nothing = {
@@ -234,12 +227,7 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
 def fit_head(
     folder: RunFolder, table: RecordTable, split: RecordSplit, settings: HeadSettings, out: Path
 ) -> FittedHead:
-    """Fits, calibrates, writes and measures a head.
-
-    Raises:
-        DamagedFileError: a shard is missing, incomplete or corrupt.
-        OSError: the head cannot be written.
-    """
+    """Fits, calibrates, writes and measures a head."""
     data = TrainingData(folder, read_plan(folder.plan), FrameStore.open(folder.frames), table, split.part)
     fit = {"open": _fit_classifier, "longest": _fit_contig_head}[data.plan.frames]
     trained, work = fit(data, settings, calibrate=split.records(VALIDATION) >= LEAST_TO_CALIBRATE)
@@ -417,12 +405,7 @@ def sample_runs(
 def read_samples(
     data: TrainingData, settings: HeadSettings, sample: Sampler[Data]
 ) -> tuple[list[Data], ShardCounters]:
-    """Samples of the training and of the validation records with their features, and the work of the run, from one pass over it.
-
-    Raises:
-        DamagedFileError: a shard is missing, incomplete or corrupt.
-        MismatchError: a shard belongs to another run.
-    """
+    """Samples of the training and of the validation records with their features, and the work of the run, from one pass over it."""
     rng = np.random.default_rng(settings.trainer.seed)
     sampled = [sample(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
     width = sum(model.spec.embedding_dim for model in data.plan.models)

@@ -173,9 +173,6 @@ def read_records(
 
     `groups` gives known groups of related records by name; `kinship` also groups similar records, and refuses a sequence that is
     in both classes.
-
-    Raises:
-        InputError: a record has no label, or the same sequence is in both classes.
     """
     groups, by_path = groups or {}, {source.path: source for source in sources}
     names: list[str] = []
@@ -252,21 +249,13 @@ def _class_of(source: LabelledSource, name: str) -> str:
 
 
 def is_genbank(path: str) -> bool:
-    """Whether a file, compressed or not, begins like GenBank.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Whether a file, compressed or not, begins like GenBank."""
     with reading_text(path) as text:
         return text.peek(6).startswith(b"LOCUS ")
 
 
 def convert_genbank(genbank: str, fasta: Path) -> tuple[dict[str, str], GenBankCounts]:
-    """Writes the sequences of a GenBank file as FASTA, and gives the class of each record by name.
-
-    Raises:
-        InputError: the file is corrupt, or a record has no sequence.
-    """
+    """Writes the sequences of a GenBank file as FASTA, and gives the class of each record by name."""
     classes: dict[str, str] = {}
     records = left_out = prophages = 0
     fasta.parent.mkdir(parents=True, exist_ok=True)

@@ -41,9 +41,6 @@ def split_records(
 
     `holdout_fraction` (below 0.5) of the groups of each class go to validation and as many to the test, at least one to each.
     Groups with both classes are used for training: a virus in the genome of its host is uninformative in a test.
-
-    Raises:
-        InputError: a class has too few usable groups.
     """
     both = np.intersect1d(groups[is_viral], groups[~is_viral])
     if len(both):
