@@ -347,14 +347,15 @@ class ComputedShard:
         return ShardResult(**arrays, counters=self.counters)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _ShardInFlight:
-    """A shard on the device; `waiting` of its batches are not retired, and `vectors` are fp32 (d, D) on the device."""
+    """A shard on the device, of `num_batches` over all models; `vectors` are fp32 (d, D) on the device."""
 
     inputs: ShardInputs
     begun: float
-    waiting: int
+    num_batches: int
     vectors: dict[Family, Tensor] = field(default_factory=dict)
+    retired: Counter[Family] = field(default_factory=Counter)
     overflowed_batches: Counter[Family] = field(default_factory=Counter)
     out_of_memory: Counter[Family] = field(default_factory=Counter)
 
@@ -440,7 +441,7 @@ class InferenceRunner:
         """Launches one batch per step, and yields whether all of its vectors are finite."""
         num_batches = sum(len(model.batches) for model in inputs.models)
         # A dummy step completes a shard without batches in its turn.
-        shard = _ShardInFlight(inputs, time.perf_counter(), waiting=max(1, num_batches))
+        shard = _ShardInFlight(inputs, time.perf_counter(), max(1, num_batches))
         for model in inputs.models:
             family = model.counters.family
             width = self._models[family].planned.spec.embedding_dim
@@ -462,8 +463,8 @@ class InferenceRunner:
         """Waits for the oldest batch, and yields its shard once complete."""
         [is_finite_batch] = all_finite.wait()
         shard.overflowed_batches[family] += not is_finite_batch
-        shard.waiting -= 1
-        if shard.waiting:
+        shard.retired[family] += 1
+        if shard.retired.total() < shard.num_batches:
             return
         for model in shard.inputs.models:
             family = model.counters.family

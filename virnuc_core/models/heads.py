@@ -237,8 +237,7 @@ class HeadSpec:
     context_width: int = 128
     pooling_heads: int = 4
 
-    def require_valid(self) -> None:
-        """Raises ValueError for sizes and classes that no head has."""
+    def __post_init__(self) -> None:
         sizes = (self.dna_width, self.protein_width, self.hidden_width, self.pooling_heads)
         if min(sizes) < 1 or self.context_width < 1 or self.context_width % self.pooling_heads:
             raise ValueError("its sizes are those of no head")
@@ -258,13 +257,11 @@ class Contigs:
         context: (C, K) logits of chunks in the context of their contigs.
         logits: (R, K).
         embedding: (R, Z) of length 1.
-        attention: (C,) share of each chunk in its contig's logits; sums to 1 over a contig.
     """
 
     context: Tensor
     logits: Tensor
     embedding: Tensor
-    attention: Tensor
 
 
 class ContigHead(Head):
@@ -327,7 +324,6 @@ class ContigHead(Head):
             with safe_open(path, framework="pt") as file:
                 stated = parse_object((file.metadata() or {})[HEAD_METADATA])
             spec = from_json(HeadSpec, stated.get("spec"))
-            spec.require_valid()
             for name, tensor in state.items():
                 if tensor.dtype != torch.float32 or not is_finite(tensor):
                     raise ValueError(f"{name} holds other numbers than finite ones in fp32")
@@ -419,9 +415,8 @@ class ContigHead(Head):
                     "the head gives scores that are not finite: its weights are broken, fetch it again."
                 )
             p_contig = _probabilities(self.contig_margin(contig_logits, torch.from_numpy(counts)))
-            p_chunk, p_context = map(
-                _probabilities, (self.chunk_margin(logits), self.context_margin(context))
-            )
+            p_chunk = _probabilities(self.chunk_margin(logits))
+            p_context = _probabilities(self.context_margin(context))
             novelty = self.novelty(embedding).double().numpy()
 
         def spread(values: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
@@ -492,7 +487,6 @@ class ContigHead(Head):
             context=torch.cat(context),
             logits=self.contig(torch.cat((pooled, mean, counts.log()), dim=1)),
             embedding=functional.normalize(self.embedding(pooled).float(), dim=1),
-            attention=(weight / total[contig]).mean(1),
         )
 
     def novelty(self, embedding: Tensor) -> Tensor:
