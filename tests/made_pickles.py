@@ -43,12 +43,7 @@ def _running(marker: Path) -> dict[str, bytes]:
     return {
         "GLOBAL os.system": _called("os.system", shell),
         "GLOBAL posix.system": system,
-        "GLOBAL builtins.exec": _called("builtins.exec", python),
         "GLOBAL __builtin__.eval": _called("__builtin__.eval", python),
-        "GLOBAL subprocess.getoutput": _called("subprocess.getoutput", shell),
-        "GLOBAL pickle.loads": _called("pickle.loads", _as_bytes(system)),
-        "GLOBAL runpy._run_code": _called("runpy._run_code", python, b"}"),
-        "GLOBAL timeit.timeit": _called("timeit.timeit", _text("pass"), python),
         "getattr": _called("builtins.getattr", module, _text("system")) + shell + b"\x85R",
         "behind a name with a line break": b"ccollections\nOrderedDict\n0" + system,
         "STACK_GLOBAL": _STACKED + shell + b"\x85R",

@@ -23,7 +23,7 @@ from virnuc_core.models import kernels
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import parameter_shapes
 from virnuc_core.models.memory import empty_pinned, is_out_of_memory, raise_on_oom
-from virnuc_core.specs import ModelSpec, Precision
+from virnuc_core.specs import FrameRule, ModelSpec, Precision
 
 GB = 10**9
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -42,12 +42,6 @@ def test_without_a_gpu() -> None:
 def test_what_is_no_choice_of_devices(choice: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="twice" if len(choice) == 3 else "not understood"):
         resolve_devices(choice)
-
-
-def test_automatic_precision_for_the_longest_stretches() -> None:
-    assert resolve_precision("auto", "cpu", "longest") == ("bf16" if cpu_has_fast_bf16() else "fp32")
-    assert resolve_precision("auto", "cuda:0", "longest") == "fp16"
-    assert resolve_precision("fp32", "cpu", "longest") == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -86,22 +80,24 @@ def test_bf16_is_slow_on_intel_without_amx(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "where", "expected"),
+    ("choice", "where", "frames", "expected"),
     [
-        ("auto", "cuda:0", "fp16"),
-        ("auto", "cpu", "fp32"),
-        ("fp32", "cpu", "fp32"),
-        ("fp16", "cpu", "does not compute in fp16"),
-        ("fp8", "cpu", "does not compute in fp8"),
-        ("bf16", "cpu", "bf16" if cpu_has_bf16() else "no bf16 instructions"),
+        ("auto", "cuda:0", "open", "fp16"),
+        ("auto", "cuda:0", "longest", "fp16"),
+        ("auto", "cpu", "open", "fp32"),
+        ("auto", "cpu", "longest", "bf16" if cpu_has_fast_bf16() else "fp32"),
+        ("fp32", "cpu", "longest", "fp32"),
+        ("fp16", "cpu", "open", "does not compute in fp16"),
+        ("fp8", "cpu", "open", "does not compute in fp8"),
+        ("bf16", "cpu", "open", "bf16" if cpu_has_bf16() else "no bf16 instructions"),
     ],
 )
-def test_precision(choice: str, where: str, expected: str) -> None:
+def test_precision(choice: Precision, where: str, frames: FrameRule, expected: str) -> None:
     if " " not in expected:
-        assert resolve_precision(choice, where) == expected
+        assert resolve_precision(choice, where, frames) == expected
         return
     with pytest.raises(DeviceError, match=expected):
-        resolve_precision(choice, where)
+        resolve_precision(choice, where, frames)
 
 
 def spec(width: int, num_layers: int = 6) -> ModelSpec:
@@ -199,6 +195,5 @@ def test_the_parameters_of_the_catalogue_are_those_of_the_published_models() -> 
     named = {"8M": 8e6, "35M": 35e6, "150M": 150e6, "650M": 650e6, "3B": 3e9, "15B": 15e9, "DNABERT-S": 117e6}
     for name, wanted in named.items():
         [entry] = find_entries(name, None)
-        assert sum(map(math.prod, parameter_shapes(entry.spec).values())) == pytest.approx(
-            wanted, rel=0.08
-        ), name
+        found = sum(map(math.prod, parameter_shapes(entry.spec).values()))
+        assert found == pytest.approx(wanted, rel=0.08), name

@@ -300,38 +300,32 @@ def test_vectors_that_float16_cannot_hold_are_an_error(packed: ShardResult) -> N
 
 
 DNA, PROTEIN = np.random.default_rng(0).standard_normal((2, 700, WIDTH), np.float32)
-
-
 SIZES = np.random.default_rng(1).integers((10, 160), (50, 500), (700, 2))
-BLOCKS = pytest.mark.parametrize("rows", [(0, 1), (3, 259), (255, 257), (600, 700), (5, 5)])
 
 
-@BLOCKS
-def test_neighbours_change_no_bit_of_a_code(made_models: MadeModels, rows: tuple[int, int]) -> None:
-    head, part = load_head(made_models.longest_head), slice(*rows)
+@pytest.mark.parametrize("name", ["head", "longest_head"])
+@pytest.mark.parametrize("rows", [(0, 1), (3, 259), (255, 257), (600, 700), (5, 5)])
+def test_neighbours_change_no_bit_of_a_score(
+    made_models: MadeModels, name: str, rows: tuple[int, int]
+) -> None:
+    head, part = load_head(getattr(made_models, name)), slice(*rows)
     scorer = Scorer(head, "cpu")
     everything = scorer.score(DNA, PROTEIN, sizes=SIZES)
-    some = scorer.score(DNA[part], PROTEIN[part], sizes=SIZES[part])
-    assert (some["codes"].dtype, some["scores"].dtype) == (np.float16, np.float32)
-    for name, values in some.items():
-        np.testing.assert_array_equal(values, everything[name][part], strict=True)
-    assert isinstance(head, ContigHead)
-    vectors = (torch.from_numpy(array) for array in (DNA, PROTEIN, SIZES))
-    codes = head.row_codes(*vectors)
-    np.testing.assert_allclose(everything["codes"], codes.numpy(), atol=4e-3)
-    margin = head.virus_margin(head.chunk(torch.from_numpy(everything["codes"]).float())) / 1.5
-    np.testing.assert_allclose(everything["scores"][:, 1], margin.sigmoid(), atol=1e-5)
+    for result, values in scorer.score(DNA[part], PROTEIN[part], sizes=SIZES[part]).items():
+        np.testing.assert_array_equal(values, everything[result][part], strict=True)
+    features = torch.from_numpy(np.concatenate((DNA, PROTEIN), axis=1))
+    for result, values in head.score_rows(features, torch.from_numpy(SIZES)).items():
+        assert everything[result].dtype == values.numpy().dtype
+        np.testing.assert_allclose(everything[result], values.numpy(), atol=4e-3)
     np.testing.assert_allclose(everything["scores"].sum(1), 1, atol=1e-6)
     with pytest.raises(MismatchError, match="takes 192 features and the models give 191"):
         scorer.score(DNA, PROTEIN[:, 1:], sizes=SIZES)
 
 
-@BLOCKS
-def test_neighbours_change_no_bit_of_a_score(made_models: MadeModels, rows: tuple[int, int]) -> None:
-    scorer, part = Scorer(load_head(made_models.head), "cpu"), slice(*rows)
-    scores = scorer.score(DNA, PROTEIN)["scores"]
-    some = scorer.score(DNA[part], PROTEIN[part])["scores"]
-    np.testing.assert_array_equal(some, scores[part], strict=True)
-    features = torch.from_numpy(np.concatenate((DNA, PROTEIN), axis=1))
-    expected = load_head(made_models.head).score_rows(features)["scores"].numpy()
-    np.testing.assert_allclose(scores, expected, atol=1e-6)
+def test_the_score_of_a_row_is_that_of_its_stored_code(made_models: MadeModels) -> None:
+    head = load_head(made_models.longest_head)
+    assert isinstance(head, ContigHead)
+    found = Scorer(head, "cpu").score(DNA, PROTEIN, sizes=SIZES)
+    assert (found["codes"].dtype, found["scores"].dtype) == (np.float16, np.float32)
+    margin = head.virus_margin(head.chunk(torch.from_numpy(found["codes"]).float())) / 1.5
+    np.testing.assert_allclose(found["scores"][:, 1], margin.sigmoid(), atol=1e-5)
