@@ -231,17 +231,15 @@ def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> 
 
 
 def _shown(plan: RunPlan, key: str, value: Any) -> str:
-    family, _, name = key.rpartition(".")
-    if key == "input_digest":
-        names = [file.name for file in plan.inputs]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f"{', '.join(names[:3])}{more} ({value[:12]})"
-    if name == "weights_fingerprint":
-        return next((f"{m.name} ({value[:12]})" for m in plan.models if m.family == family), "none")
-    if key == "head":
-        return f"{plan.head.name} ({value[:12]})" if plan.head else "none"
-    if key == "shards":
-        return f"{len(value)} shards"
-    if key == "switches":
-        return ", ".join(plan.switches) or "none"
+    files = [file.name for file in plan.inputs]
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    names = {
+        "input_digest": f"{', '.join(files[:3])}{more}",
+        "head": plan.head.name if plan.head else "none",
+        "shards": f"{len(plan.shards)} shards",
+        "switches": ", ".join(plan.switches) or "none",
+        **{f"{model.family}.weights_fingerprint": model.name for model in plan.models},
+    }
+    if key in names:
+        return f"{names[key]} ({value[:12]})" if isinstance(value, str) else names[key]
     return "none" if value is None else str(value)

@@ -26,7 +26,6 @@ from virnuc_core.inference.plan import (
 from virnuc_core.inference.sharding import plan_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
-from virnuc_core.models.encoders import validate_repr_layer
 from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.kernels import MIN_CAPABILITY
@@ -262,11 +261,17 @@ def _plan_model(
     if before is not None and before.location == str(checkpoint.location):
         name = before.name
     is_for_this_model = family == "esm2" or config.esm_model is None
+    repr_layer, last = config.repr_layer if is_for_this_model else None, spec.num_layers
+    if repr_layer is not None and not 0 <= repr_layer <= last:
+        raise UsageError(
+            f"representation layer {repr_layer} does not exist: this {family} model has {last} layers, so choose 0 "
+            f"(embeddings) to {last} (last layer)"
+        )
     planned = PlannedModel(
         name=name,
         family=family,
         spec=spec,
-        repr_layer=validate_repr_layer(spec, config.repr_layer if is_for_this_model else None),
+        repr_layer=last if repr_layer is None else repr_layer,
         weights_fingerprint=checkpoint.fingerprint,
         precision=precision,
         engine=engine,

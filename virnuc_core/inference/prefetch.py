@@ -13,7 +13,6 @@ from torch import Tensor
 from virnuc_core.batching.packing import distinct_rows, pack
 from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn, Tokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import MismatchError
 from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
 from virnuc_core.inference.shard import ModelCounters, ShardCounters
@@ -134,7 +133,9 @@ class Collator:
         models: list[ModelInputs] = []
         letters = {}
         for planned, tokenizer in self.models:
-            sequences = self._sequences(shard, planned)
+            column = self.store.dna if planned.family == "dnabert_s" else self.store.protein
+            assert column is not None  # or there would be no plan
+            sequences = column.rows(shard.begin, shard.end)
             letters[planned.family] = int(sequences.offsets[-1] - sequences.offsets[0])
             models.append(self._batch(shard, planned, tokenizer, sequences))
         counters = ShardCounters(
@@ -151,14 +152,6 @@ class Collator:
         sizes = self.streams.empty_pinned(2 * (shard.end - shard.begin), torch.int64).view(-1, 2)
         sizes.numpy()[:] = self.store.sizes(np.arange(shard.begin, shard.end))
         return sizes
-
-    def _sequences(self, shard: Shard, planned: PlannedModel) -> ByteColumn:
-        column = self.store.dna if planned.family == "dnabert_s" else self.store.protein
-        if column is None:
-            raise MismatchError(
-                f"model {planned.name} needs sequences of a kind that {self.store.folder} lacks."
-            )
-        return column.rows(shard.begin, shard.end)
 
     def _batch(
         self, shard: Shard, planned: PlannedModel, tokenizer: Tokenizer, sequences: ByteColumn

@@ -91,12 +91,16 @@ def load_planned_head(planned: PlannedHead) -> Head:
     path = Path(planned.location)
     if not path.is_file():
         raise CheckpointError(f"head {planned.name} ({path}) is not there any more: put it back.")
-    if (found := file_digest(path)) != planned.fingerprint:
-        raise MismatchError(
-            f"head {planned.name} ({path}) has changed since the run was planned: fingerprint "
-            f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, or start over with --force."
-        )
+    _require_unchanged(f"head {planned.name} ({path})", planned.fingerprint, file_digest(path))
     return load_head(path)
+
+
+def _require_unchanged(what: str, planned: str, found: str) -> None:
+    if found != planned:
+        raise MismatchError(
+            f"{what} has changed since the run was planned: fingerprint {planned[:12]}, now {found[:12]}. Put the old one back, "
+            "or start over with --force."
+        )
 
 
 class ModelRunner:
@@ -276,14 +280,9 @@ class ModelRunner:
 
 
 def _open_planned(planned: PlannedModel) -> Checkpoint:
-    """Opens a model; MismatchError if its files have changed since planning."""
     checkpoint = open_checkpoint(planned.location, planned.family)
-    if (found := checkpoint.fingerprint) != planned.weights_fingerprint:
-        raise MismatchError(
-            f"the files of model {planned.name} ({planned.location}) have changed since the run was "
-            f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
-            "ones back, or start over with --force."
-        )
+    what = f"model {planned.name} ({planned.location})"
+    _require_unchanged(what, planned.weights_fingerprint, checkpoint.fingerprint)
     return checkpoint
 
 

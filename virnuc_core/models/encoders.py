@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.errors import UsageError
 from virnuc_core.models.attention import PackedLayout, packed_attention, sequence_index
 from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.layers import (
@@ -275,18 +274,6 @@ def _quantize_layer(layer: Any, input_norm: nn.LayerNorm, ffn_norm: nn.LayerNorm
     """To fp8, in place; the norms are what attention and feed-forward take."""
     layer.qkv, layer.attention_out = quantize_attention(input_norm, layer.qkv, layer.attention_out)
     layer.ffn_in, layer.ffn_out = quantize_feed_forward(ffn_norm, layer.ffn_in, layer.ffn_out, gated=gated)
-
-
-def validate_repr_layer(spec: ModelSpec, repr_layer: int | None) -> int:
-    """The layer to read, `num_layers` for None."""
-    if repr_layer is None:
-        return spec.num_layers
-    if not 0 <= repr_layer <= spec.num_layers:
-        raise UsageError(
-            f"representation layer {repr_layer} does not exist: this {spec.family} model has "
-            f"{spec.num_layers} layers, so choose 0 (embeddings) to {spec.num_layers} (last layer)"
-        )
-    return repr_layer
 
 
 def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_tokens: bool) -> Tensor:

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.columns import Bool, Float32, Float64, Int64
 from virnuc_core.specs import Tier
-
-Bool = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +55,7 @@ class ContigScores:
     is_novel: Bool
     chunk_classes: Int64 | None = None
     contig_classes: Int64 | None = None
-    embedding: npt.NDArray[np.float32] | None = None
+    embedding: Float32 | None = None
     novelty: Float64 | None = None
 
 

@@ -26,8 +26,6 @@ from torch import Tensor
 from virnuc_core.errors import CheckpointError
 from virnuc_core.files import parse_object
 
-_FILE_NAME: Final = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
-
 _NAMESPACE: Final = "argparse.Namespace"
 
 # What torch.load raises for files that are truncated, altered, of another kind, or hold other objects.
@@ -75,7 +73,7 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
 def _indexed_shards(index: Path) -> tuple[Path, ...]:
     try:
         names = sorted(set(parse_object(index.read_bytes())["weight_map"].values()))
-        if not names or not all(_FILE_NAME.fullmatch(name) for name in names):
+        if not names or not all(re.fullmatch(r"[\w-][\w.-]{0,200}", name, re.ASCII) for name in names):
             raise ValueError("it names other things than files beside it")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(

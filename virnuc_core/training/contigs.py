@@ -26,8 +26,6 @@ from virnuc_core.models.scores import ScoredRows
 Run = tuple[int, int]  # consecutive chunks of a record: first, end
 
 MOST_CHUNKS: Final = 24
-# Contigs of a batch of about 512 chunks: how many, and their least and greatest number of chunks.
-CONTIG_SIZES: Final = ((128, 1, 1), (32, 2, 3), (24, 4, 8), (10, 9, MOST_CHUNKS))
 _NO_CONTIG: Final = -1
 MOST_CENTROIDS: Final = 512
 # Share of held-out contigs whose calls are not unsure for their novelty alone.
@@ -129,9 +127,9 @@ class ContigSampler:
         self._has_both = len(np.unique(is_viral[weights > 0])) == 2
 
     def draw(self, scale: float, rng: np.random.Generator) -> list[list[Run]]:
-        """Contigs as in CONTIG_SIZES, times `scale` but at least two of each size."""
+        """Contigs of a batch of about 512 chunks, times `scale` but at least two of each size."""
         contigs: list[list[Run]] = []
-        for count, least, most in CONTIG_SIZES:
+        for count, least, most in ((128, 1, 1), (32, 2, 3), (24, 4, 8), (10, 9, MOST_CHUNKS)):
             for _ in range(max(2, round(scale * count))):
                 record, run = self._draw_run(draw_size(least, most, rng), rng)
                 # Half of the longest are joined from a virus and another genome.

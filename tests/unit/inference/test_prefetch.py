@@ -8,7 +8,6 @@ import pytest
 
 from tests.made_models import MadeRun
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
-from virnuc_core.errors import MismatchError
 from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import Shard
 from virnuc_core.inference.prefetch import Collator, HostBatch, ModelInputs
@@ -41,10 +40,3 @@ def test_a_collated_shard_holds_every_sequence_of_its_rows(finished_run: MadeRun
     selected = model.select(chosen)
     assert [batch.offset for batch in selected] == [0, 2]
     assert sequences_of(selected) == [found[index] for index in chosen]
-
-
-def test_a_store_without_the_sequences_is_refused(finished_run: MadeRun) -> None:
-    store = replace(finished_run.store, protein=None)
-    collator = Collator(store, ((finished_run.plan.models[1], Esm2Tokenizer()),), Streams("cpu"))
-    with pytest.raises(MismatchError, match="needs sequences of a kind"):
-        collator.collate(finished_run.plan.shards[0])
