@@ -46,12 +46,6 @@ from virnuc_core.specs import (
 from virnuc_core.versions import log_version_warnings
 
 _IN_FP32: Final = frozenset({"VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"})
-# What the reference engine is tested against.
-_ORACLES: Final[dict[Family, str]] = {
-    "esm2": "fair-esm and transformers (tests/golden/test_esm2.py, tests/golden/test_comparison.py)",
-    "dnabert_s": "outputs of its authors' code and transformers' BertModel with ALiBi (tests/golden/test_dnabert_s.py, "
-    "tests/golden/test_comparison.py)",
-}
 
 _log = logging.getLogger(__name__)
 
@@ -301,11 +295,7 @@ def _plan_precision(
     elif family == "dnabert_s" and config.dnabert_engine == "reference":
         choice = "auto"  # --precision for both models does not contradict --dnabert-engine
     if _engine_of(config, family) == "reference":
-        _log.info(
-            "engine reference for %s: one sequence at a time in fp32, checked against %s",
-            asked,
-            _ORACLES[family],
-        )
+        _log.info("engine reference for %s: one sequence at a time in fp32", asked)
         if choice not in ("auto", "fp32"):
             raise UsageError(f"--engine reference computes in fp32 only: leave out {flag} {choice}.")
         choice = "fp32"

@@ -231,23 +231,10 @@ class ModelRunner:
 
     def _broken(self, inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> CheckpointError:
         """The error for vectors that are not finite in fp32."""
-        index = _first_in_row_order(inputs, indices)
-        [batch] = inputs.select(np.array([index]))
         return CheckpointError(
             f"model {self.planned.name} gives vectors that are not finite in fp32, the first for "
-            f"{inputs.frame_id(index)}, from {self._first_bad_layer(batch)} on: its weights are broken, fetch them again."
+            f"{inputs.frame_id(_first_in_row_order(inputs, indices))}: its weights are broken, fetch them again."
         )
-
-    @torch.inference_mode()
-    def _first_bad_layer(self, batch: HostBatch) -> str:
-        """Where a batch first becomes non-finite, in words; synchronises."""
-        input_ids = batch.input_ids.to(self._streams.device)
-        layout = self._model.build_layout(batch.cu_seqlens, self.planned.attention)
-        last = self.planned.repr_layer
-        for layer in range(last + 1):
-            if not torch.isfinite(self._model(input_ids, layout, layer)).all():
-                return f"layer {layer} of {last}" if layer else "the embedding of its tokens"
-        return "the mean of its tokens"
 
     @torch.inference_mode()
     def _launch(self, batch: HostBatch, vectors: Tensor) -> bool:

@@ -175,12 +175,12 @@ def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *
     GenBank files are converted inside `folder`; `groups` is a table of related records; `kinship` also groups similar records.
     """
     sources, genbank = open_sources(files, folder.sequences)
-    own_groups = None if groups is None else read_table(groups, "group")
+    own_groups = read_table(groups, "group") if groups else {}
     table = read_records(sources, own_groups, kinship=kinship)
     given = (*files.viral, *files.other, *files.genbank, *files.labelled)
     return Labelled(
         files=tuple(map(input_digest, given)),
-        paths=tuple(source.path for source in sources),
+        paths=tuple(sources),
         table=table,
         genbank=genbank,
     )

@@ -27,12 +27,15 @@ from virnuc_core.columns import Bool, Float64, Int64
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import visible
-from virnuc_core.sequences.reader import STDIN, iter_records, reading_text
+from virnuc_core.sequences.reader import STDIN, Record, iter_records, reading_text
 from virnuc_core.training.metrics import KnownCalls
 from virnuc_core.training.split import KinshipSketches, join_groups
 
 VIRAL: Final = "viral"
 OTHER: Final = "other"
+
+# The class of all records of each sequence file, or the class of each record by name.
+Sources = dict[str, str | Mapping[str, str]]
 
 _log = logging.getLogger(__name__)
 
@@ -66,14 +69,6 @@ class LabelledFiles:
         names = ("viral", "other", "genbank", "labelled")
         table = change([self.labels])[0] if self.labels else None
         return LabelledFiles(**{name: tuple(change(getattr(self, name))) for name in names}, labels=table)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabelledSource:
-    """A sequence file with one class for all of its records, or a class for each by name."""
-
-    path: str
-    classes: str | Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,8 +121,8 @@ class GenBankCounts:
         )
 
 
-def open_sources(files: LabelledFiles, scratch: Path) -> tuple[tuple[LabelledSource, ...], GenBankCounts]:
-    """Resolves files to sources; GenBank files are converted to FASTA in `scratch`.
+def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, GenBankCounts]:
+    """The files to be read, where GenBank files are converted to FASTA in `scratch`.
 
     Raises:
         UsageError: no file is given, a file is given twice, or a table is missing or not needed.
@@ -147,41 +142,36 @@ def open_sources(files: LabelledFiles, scratch: Path) -> tuple[tuple[LabelledSou
     [(place, times)] = Counter(Path(path).absolute() for path in sequences).most_common(1)
     if times > 1:
         raise UsageError(f"{place} is given twice: a file has one class only.")
-    sources = [LabelledSource(path=path, classes=VIRAL) for path in files.viral]
-    sources += [LabelledSource(path=path, classes=OTHER) for path in files.other]
+    sources: Sources = {**dict.fromkeys(files.viral, VIRAL), **dict.fromkeys(files.other, OTHER)}
     table = None if files.labels is None else read_table(files.labels, "class")
     counts = GenBankCounts()
     for number, path in enumerate((*files.genbank, *files.labelled)):
         if number < len(files.genbank) or is_genbank(path):
             fasta = scratch / f"genbank_{number + 1}.fa"
-            classes, found = convert_genbank(path, fasta)
+            sources[str(fasta)], found = convert_genbank(path, fasta)
             counts += found
-            sources.append(LabelledSource(path=str(fasta), classes=classes))
         elif table is None:
             raise UsageError(
                 f"nothing says which records of {path} are viral: give --labels, or give the file with --viral or --other."
             )
         else:
-            sources.append(LabelledSource(path=path, classes=table))
-    return tuple(sources), counts
+            sources[path] = table
+    return sources, counts
 
 
-def read_records(
-    sources: tuple[LabelledSource, ...], groups: Mapping[str, str] | None, *, kinship: bool
-) -> RecordTable:
+def read_records(sources: Sources, groups: Mapping[str, str], *, kinship: bool) -> RecordTable:
     """Reads all records once and labels them.
 
     `groups` gives known groups of related records by name; `kinship` also groups similar records, and refuses a sequence that is
     in both classes.
     """
-    groups, by_path = groups or {}, {source.path: source for source in sources}
     names: list[str] = []
     classes: list[str] = []
     lengths: list[int] = []
     sketches = KinshipSketches()
     seen: dict[int, int] = {}
-    for record in iter_records([source.path for source in sources], "dna"):
-        class_name = _class_of(by_path[record.path], record.name)
+    for record in iter_records(list(sources), "dna"):
+        class_name = _class_of(sources[record.path], record)
         names.append(record.name)
         classes.append(class_name)
         lengths.append(len(record.sequence))
@@ -237,14 +227,14 @@ def read_table(path: str, column: str) -> dict[str, str]:
     return found
 
 
-def _class_of(source: LabelledSource, name: str) -> str:
-    if isinstance(source.classes, str):
-        return source.classes
-    if name not in source.classes:
+def _class_of(classes: str | Mapping[str, str], record: Record) -> str:
+    if isinstance(classes, str):
+        return classes
+    if record.name not in classes:
         raise InputError(
-            f"record {name} of {source.path} has no label: add it to the table, or take it out of the file."
+            f"record {record.name} of {record.path} has no label: add it to the table, or take it out of the file."
         )
-    class_name = source.classes[name]
+    class_name = classes[record.name]
     return VIRAL if class_name.casefold() in ("viral", "virus", "viruses") else class_name
 
 

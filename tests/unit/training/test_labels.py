@@ -122,7 +122,7 @@ def test_files_that_are_no_whole_genbank_are_refused(
 
 
 def records_of(files: LabelledFiles, scratch: Path, groups: dict[str, str] | None = None) -> RecordTable:
-    return read_records(open_sources(files, scratch)[0], groups, kinship=True)
+    return read_records(open_sources(files, scratch)[0], groups or {}, kinship=True)
 
 
 def test_every_way_to_say_what_a_record_is(tmp_path: Path) -> None:
