@@ -25,7 +25,6 @@ from virnuc_core.models.checkpoint import (
     TOKEN_TYPE,
     TRANSFORMERS_ESM,
     Checkpoint,
-    KeyLayout,
     config_sizes,
     load_model,
     parameter_shapes,
@@ -166,27 +165,17 @@ def published_config(spec: ModelSpec) -> dict[str, object]:
     return config | {"model_type": "esm", "position_embedding_type": "rotary", "token_dropout": True}
 
 
-def random_weights(
-    spec: ModelSpec, layout: KeyLayout, std: float = 0.1, seed: int = 0
-) -> dict[str, torch.Tensor]:
-    """Random weights under published names."""
+def write_model(folder: Path, spec: ModelSpec, seed: int = 0) -> Path:
+    """Random weights in the layout of a published folder."""
+    layout = TRANSFORMERS_ESM if spec.family == "esm2" else DNABERT
     generator = torch.Generator().manual_seed(seed)
     state: dict[str, torch.Tensor] = {}
     for name, shape in parameter_shapes(spec).items():
         sources = layout.sources(name)
         rows = (2, *shape) if name == TOKEN_TYPE else (shape[0] // len(sources), *shape[1:])
-        for source in sources:
-            state[source] = torch.randn(rows, generator=generator) * std
-    return state
-
-
-def write_model(folder: Path, spec: ModelSpec, seed: int = 0) -> Path:
-    """Random weights in the layout of a published folder."""
-    layout = TRANSFORMERS_ESM if spec.family == "esm2" else DNABERT
+        state |= {source: torch.randn(rows, generator=generator) * 0.2 for source in sources}
     folder.mkdir()
-    save_file(
-        random_weights(spec, layout, 0.2, seed), folder / "model.safetensors", metadata={"format": "pt"}
-    )
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(published_config(spec)))
     if spec.family == "dnabert_s":
         make_tokenizer(folder / "tokenizer.json")

@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -102,6 +103,7 @@ def payloads(marker: Path) -> dict[str, bytes]:
 
 
 RUNS: Final = tuple(_running(Path("ran")))
+PAYLOADS: Final = tuple(payloads(Path("ran")))
 
 
 def archive(records: Mapping[str, bytes], name: str = "archive") -> bytes:
@@ -156,18 +158,6 @@ CONTAINERS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "TorchScript": lambda payload: archive(
         {"data.pkl": payload, "constants.pkl": payload, "code/__torch__.py": b"import os", **_VERSION}
     ),
-    "legacy magic number": lambda payload: _legacy(0, payload),
-    "legacy object": lambda payload: _legacy(3, payload),
-    "legacy system": lambda payload: _legacy(2, payload),
-    "legacy storage keys": lambda payload: _legacy(4, payload),
+    **{f"legacy pickle {place}": partial(_legacy, place) for place in (0, 2, 3, 4)},
     "tar": _tar,
 }
-
-
-def malicious_files(marker: Path) -> dict[str, bytes]:
-    """Every payload in every container, by name."""
-    return {
-        f"{payload}, {container}": wrap(pickled)
-        for payload, pickled in payloads(marker).items()
-        for container, wrap in CONTAINERS.items()
-    }

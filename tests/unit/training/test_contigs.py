@@ -1,6 +1,5 @@
 """Contigs to fit a ContigHead on, the fit, and its temperatures."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,24 +151,3 @@ def test_a_fitted_head_calls_contigs_better_than_chunks(tmp_path: Path) -> None:
     assert right["contigs"] > 0.9
     others = found.contig_classes[~is_viral, 0] == test.classes[~is_viral]
     assert others.mean() > 0.8
-
-
-def test_the_fit_is_reproducible_with_any_number_of_threads() -> None:
-    train, validation = made_runs(40, 0), made_runs(20, 1)
-    settings, states = replace(SETTINGS, epochs=1), []
-    before = torch.get_num_threads()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        try:
-            head = train_contig_head(train, validation, SPEC, settings, calibrate=True).head
-            assert torch.get_num_threads() == threads
-        finally:
-            torch.set_num_threads(before)
-        states.append(head.state_dict())
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    plain = train_contig_head(train, validation, SPEC, settings, calibrate=False)
-    assert (plain.temperature, plain.contig_temperature) == (1.0, (1.0, 0.0))
-    other = train_contig_head(
-        train, validation, SPEC, replace(settings, seed=1), calibrate=True
-    ).head.state_dict()
-    assert not torch.equal(other["gate.weight"], states[0]["gate.weight"])
