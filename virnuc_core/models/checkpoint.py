@@ -430,11 +430,6 @@ def random_state_dict(spec: ModelSpec, device: torch.device | str, dtype: torch.
     return state
 
 
-def build_model(spec: ModelSpec, dropout: float = 0.0) -> Encoder:
-    """A freshly initialised model, in training mode; `dropout` is the fraction dropped from each residual branch."""
-    return ESM2(spec, dropout) if spec.family == "esm2" else DnabertS(spec, dropout)
-
-
 class _Undrawn(TorchFunctionMode):
     """Draws no initial weights: for those that have no storage, torch would import its compiler, which takes seconds."""
 
@@ -446,7 +441,7 @@ class _Undrawn(TorchFunctionMode):
 
 def _without_storage(spec: ModelSpec) -> Encoder:
     with torch.device("meta"), _Undrawn():
-        return build_model(spec)
+        return ESM2(spec) if spec.family == "esm2" else DnabertS(spec)
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -163,7 +163,7 @@ def train_contig_head(
     with _reproducible():
         torch.manual_seed(settings.seed)
         rng = np.random.default_rng((settings.seed, 0))
-        held_out = _HeldOut.cut(validation, rng)
+        held_out = _HeldOut(validation, rng)
         batches = train.batches(sampler.draw(scale, rng) for _ in itertools.count())
         head = ContigHead(spec, dropout=0.3)
         _standardise(head, train)
@@ -334,29 +334,23 @@ def apply_temperature(head: MLPClassifier, temperature: float) -> None:
     head.output_layer.bias.div_(temperature)
 
 
-@dataclass(frozen=True, slots=True)
 class _HeldOut:
     """All chunks of the validation runs, cut into contigs; weights of chunks (C,) and contigs (R,) sum to 1."""
 
-    data: LabelledRuns
-    batch: ContigBatch
-    chunk_weights: Float64
-    contig_weights: Float64
-
-    @classmethod
-    def cut(cls, data: LabelledRuns, rng: np.random.Generator) -> "_HeldOut":
+    def __init__(self, data: LabelledRuns, rng: np.random.Generator) -> None:
         pieces = list(cut_runs(data.first_chunk, rng))
         run_of_piece = np.array([run for run, _ in pieces])
         contig_weights = (data.weights / np.bincount(run_of_piece))[run_of_piece]
         chunk_weights = (data.weights / np.diff(data.first_chunk))[data.chunk_run]
-        [batch] = data.batches([[[piece] for _, piece in pieces]])
-        return cls(data, batch, chunk_weights / chunk_weights.sum(), contig_weights / contig_weights.sum())
+        [self.batch] = data.batches([[[piece] for _, piece in pieces]])
+        self.rows = torch.from_numpy(data.features), torch.from_numpy(data.sizes)
+        self.chunk_weights = chunk_weights / chunk_weights.sum()
+        self.contig_weights = contig_weights / contig_weights.sum()
 
     @torch.no_grad()
     def margins(self, head: ContigHead) -> tuple[Float64, Float64, Float64]:
         """Log-odds of a virus before calibration: of all chunks alone and in context (C,), and of the contigs (R,)."""
-        features, sizes = torch.from_numpy(self.data.features), torch.from_numpy(self.data.sizes)
-        parts = zip(features.split(_ROWS_AT_ONCE), sizes.split(_ROWS_AT_ONCE), strict=True)
+        parts = zip(*(values.split(_ROWS_AT_ONCE) for values in self.rows), strict=True)
         codes = torch.cat([_codes(head, *part) for part in parts])
         chunks = head.chunk_codes(codes, torch.from_numpy(self.batch.chunk), len(self.batch.contig))
         contigs = head.contigs(chunks, torch.from_numpy(self.batch.contig), len(self.batch.contig_class))
