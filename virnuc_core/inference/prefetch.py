@@ -124,7 +124,13 @@ class Collator:
         Raises:
             CheckpointError: one of them is missing or corrupt.
         """
-        models = tuple((model, _load_tokenizer(model)) for model in plan.models)
+        tokenizers: list[Tokenizer] = [
+            Esm2Tokenizer()
+            if model.family == "esm2"
+            else open_checkpoint(model.location, model.family).tokenizer
+            for model in plan.models
+        ]
+        models = tuple(zip(plan.models, tokenizers, strict=True))
         return cls(store, models, streams, needs_sizes=plan.head is not None)
 
     def collate(self, shard: Shard) -> ShardInputs:
@@ -144,14 +150,12 @@ class Collator:
             bases=letters.get("dnabert_s", 0),
             models=tuple(model.counters for model in models),
         )
-        sizes = self._sizes(shard) if self.needs_sizes else None
+        sizes = None
+        if self.needs_sizes:
+            sizes = self.streams.empty_pinned(2 * counters.frames, torch.int64).view(-1, 2)
+            sizes.numpy()[:] = self.store.sizes(np.arange(shard.begin, shard.end))
         seconds = time.perf_counter() - begun
         return ShardInputs(shard=shard, models=tuple(models), sizes=sizes, counters=counters, seconds=seconds)
-
-    def _sizes(self, shard: Shard) -> Tensor:
-        sizes = self.streams.empty_pinned(2 * (shard.end - shard.begin), torch.int64).view(-1, 2)
-        sizes.numpy()[:] = self.store.sizes(np.arange(shard.begin, shard.end))
-        return sizes
 
     def _batch(
         self, shard: Shard, planned: PlannedModel, tokenizer: Tokenizer, sequences: ByteColumn
@@ -188,9 +192,3 @@ class Collator:
                 capacity=packing.capacity,
             ),
         )
-
-
-def _load_tokenizer(planned: PlannedModel) -> Tokenizer:
-    if planned.family == "esm2":
-        return Esm2Tokenizer()
-    return open_checkpoint(planned.location, planned.family).tokenizer
