@@ -5,12 +5,9 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 from virnuc_core.env_config import physical_gpu
 from virnuc_core.inference.events import GpuSample
-
-_SAMPLED: Final = ("index", "uuid", "utilization.gpu", "memory.used")
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +54,8 @@ def sampling_gpu(
 
 def _sample(gpu: str, lane: int) -> GpuSample | None:
     """None for a GPU that does not exist or has no readings, such as a MIG instance."""
-    for index, uuid, utilization, memory in query_gpus(_SAMPLED, units=False):
+    fields = ("index", "uuid", "utilization.gpu", "memory.used")
+    for index, uuid, utilization, memory in query_gpus(fields, units=False):
         # A UUID may be abbreviated to a prefix.
         is_it = gpu == index if gpu.isdecimal() else uuid.startswith(gpu)
         if is_it and utilization.isdecimal() and memory.isdecimal():

@@ -34,8 +34,6 @@ from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
 from virnuc_core.models.tensor_files import is_finite
 from virnuc_core.specs import AttentionChoice, Family
 
-# Zero-padded to a fixed number of rows: the rounding of a matrix product may depend on it, and scores should not.
-_BLOCK_ROWS: Final = {"cpu": 256, "cuda": 4096}
 # GPU libraries round differently for small matrices: a sequence gets the same bits in any batch of at least 300 tokens
 # in 16 bit, or 1,100 in fp32. Smaller batches are filled up.
 _MIN_TOKENS: Final = 2048
@@ -49,7 +47,8 @@ class Scorer:
 
     def __init__(self, head: Head, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        self._block_rows = _BLOCK_ROWS[self._device.type]
+        # Zero-padded to a fixed number of rows: the rounding of a matrix product may depend on it, and scores should not.
+        self._block_rows = 256 if self._device.type == "cpu" else 4096
         self._head = head.to(device)
 
     def score(

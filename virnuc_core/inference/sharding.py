@@ -11,17 +11,10 @@ from virnuc_core.columns import Float64, Int64
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.plan import PlannedModel, Shard
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import ModelSpec, ResolvedPrecision
+from virnuc_core.specs import ResolvedPrecision
 
 RowWork = Callable[[int, int], tuple[Int64, Float64]]
 
-# FLOP/s of two CPU cores, and of one H200 by benchmarks/results/forward_*.json.
-_FLOPS: Final[dict[str, dict[ResolvedPrecision, float]]] = {
-    "cpu": {"fp32": 5e10, "bf16": 5e10},
-    "cuda": {"fp32": 3e13, "fp16": 5e14, "bf16": 5e14, "fp8": 8e14},
-}
-# With one sequence at a time, a GPU is launch-bound, whatever the length.
-_SECONDS_PER_LAYER_ALONE: Final = {"cpu": 0.0, "cuda": 5e-4}
 # A killed run loses up to a shard. On the CPU, models load fast, so shards may be short; on a GPU they should be long
 # relative to filling and draining the pipeline.
 SHARD_SECONDS: Final = {"cpu": 15.0, "cuda": 60.0}
@@ -31,11 +24,7 @@ MAX_SHARD_ROWS: Final = 32_768
 # Bounds the memory for sequences and tokens of up to three shards on the host: 5 bytes per residue, 2 per base. Three
 # times the letters of MAX_SHARD_ROWS rows of 500-bp chunks.
 MAX_SHARD_LETTERS: Final = 1 << 26
-# Overhead per row: tokenizing, packing, writing.
-_SECONDS_PER_ROW: Final = 2e-5
 _BLOCK_ROWS: Final = 1 << 20
-_BASES_PER_TOKEN: Final = 4.8
-_SPECIAL_TOKENS: Final = 2
 
 
 def plan_shards(
@@ -55,26 +44,25 @@ def _row_work(
     store: FrameStore, models: tuple[PlannedModel, ...], device: str, begin: int, end: int
 ) -> tuple[Int64, Float64]:
     """Letters that the models read of each of the rows begin..end-1, and estimated seconds."""
-    kind = device.partition(":")[0]
+    is_cpu = device == "cpu"
+    # FLOP/s of two CPU cores, and of one H200 by benchmarks/results/forward_*.json.
+    speeds: dict[ResolvedPrecision, float] = {"fp32": 3e13, "fp16": 5e14, "bf16": 5e14, "fp8": 8e14}
     letters = np.zeros(end - begin, np.int64)
-    seconds = np.full(end - begin, _SECONDS_PER_ROW)
+    seconds = np.full(end - begin, 2e-5)  # tokenizing, packing, writing
     for model in models:
-        column = store.protein if model.family == "esm2" else store.dna
+        spec, is_protein = model.spec, model.family == "esm2"
+        column = store.protein if is_protein else store.dna
         if column is None:
             raise UsageError(f"model {model.name} ({model.family}) cannot read this kind of sequence.")
         lengths = column.rows(begin, end).lengths
         letters += lengths
-        num_tokens = lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN) + _SPECIAL_TOKENS
-        seconds += _flops(model.spec, num_tokens) / _FLOPS[kind][model.precision]
-        if model.token_budget == 1:
-            seconds += model.spec.num_layers * _SECONDS_PER_LAYER_ALONE[kind]
+        num_tokens = lengths / (1.0 if is_protein else 4.8) + 2  # with the special ones
+        width, ffn_matrices = spec.embedding_dim, 2 if is_protein else 3
+        per_token = 2 * (4 * width * width + ffn_matrices * width * spec.ffn_dim) + 4 * width * num_tokens
+        seconds += spec.num_layers * num_tokens * per_token / (5e10 if is_cpu else speeds[model.precision])
+        if model.token_budget == 1 and not is_cpu:
+            seconds += spec.num_layers * 5e-4  # launch-bound, whatever the length
     return letters, seconds
-
-
-def _flops(spec: ModelSpec, num_tokens: Float64) -> Float64:
-    width, ffn_matrices = spec.embedding_dim, 2 if spec.family == "esm2" else 3
-    per_token = 2 * (4 * width * width + ffn_matrices * width * spec.ffn_dim)
-    return spec.num_layers * num_tokens * (per_token + 4 * width * num_tokens)
 
 
 def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[Float64]:

@@ -26,7 +26,6 @@ from virnuc_core.specs import (
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
-_HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _BUNDLED: Final = Path(__file__).parent / "bundled"
 
 _log = logging.getLogger(__name__)
@@ -150,7 +149,8 @@ def require_known_model(name: str, family: Family | None) -> None:
     """
     # os.path answers even for names that no file can have.
     is_path = os.path.exists(os.path.expanduser(name))
-    if not (find_entries(name.removeprefix(RANDOM), family) or is_path or _HUB_NAME.fullmatch(name)):
+    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII)
+    if not (find_entries(name.removeprefix(RANDOM), family) or is_path or is_hub_name):
         raise CheckpointError(
             f"there is no model {name}: it is not a file or folder, not OWNER/NAME on the model hub, "
             f"and not one of {', '.join(known_names(family))}."

@@ -28,7 +28,7 @@ from virnuc_core.specs import MODEL_IN_WORDS, AttentionBackend, Family, ModelSpe
 # The one parameter that is a row of a published table instead of a whole tensor.
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
 
-# Our name of each value of the architecture -> its name in config.json and in the arguments of a fair-esm file.
+# Our name of each value of the architecture -> its name in config.json.
 _CONFIG_NAMES: Final = {
     "num_layers": "num_hidden_layers",
     "embedding_dim": "hidden_size",
@@ -36,12 +36,6 @@ _CONFIG_NAMES: Final = {
     "ffn_dim": "intermediate_size",
     "vocab_size": "vocab_size",
     "layer_norm_eps": "layer_norm_eps",
-}
-_FAIR_ESM_NAMES: Final = {
-    "num_layers": "encoder_layers",
-    "embedding_dim": "encoder_embed_dim",
-    "num_heads": "encoder_attention_heads",
-    "token_dropout": "token_dropout",
 }
 
 
@@ -156,8 +150,6 @@ DNABERT: Final = KeyLayout(
     dropped=r"(cls|pooler|classifier)\..*|embeddings\.position_ids|encoder\.alibi",
 )
 
-_LAYOUTS: Final = (FAIR_ESM, TRANSFORMERS_ESM, DNABERT)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -206,7 +198,7 @@ class Checkpoint:
             more, found = read_tensors(file)
             tensors |= more
             arguments = arguments or found
-        layout = next((layout for layout in _LAYOUTS if layout.fits(tensors)), None)
+        layout = next((one for one in (FAIR_ESM, TRANSFORMERS_ESM, DNABERT) if one.fits(tensors)), None)
         if layout is None:
             raise CheckpointError(
                 f"{files[0]} holds neither ESM-2 nor DNABERT-S weights (first tensors: "
@@ -345,7 +337,13 @@ class Checkpoint:
             fixed = {"layer_norm_eps": 1e-5}
             if self.arguments is None:
                 return fixed | {"token_dropout": True}
-            return fixed | self._renamed("its arguments", self.arguments, _FAIR_ESM_NAMES)
+            names = {
+                "num_layers": "encoder_layers",
+                "embedding_dim": "encoder_embed_dim",
+                "num_heads": "encoder_attention_heads",
+                "token_dropout": "token_dropout",
+            }
+            return fixed | self._renamed("its arguments", self.arguments, names)
         path = self.files[0].parent / "config.json"
         try:
             config = parse_object(path.read_bytes())

@@ -1,5 +1,6 @@
 """Out-of-memory errors of torch and the libraries under it, on a device and on the host."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,16 +11,6 @@ from torch import Tensor
 
 from virnuc_core.errors import DeviceMemoryError
 
-# Where torch.OutOfMemoryError is not raised: by the driver, when Triton loads a kernel, and when cuBLAS and cuDNN
-# create a handle or a workspace, which they report as not being initialized.
-_DEVICE_TEXTS = (
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_NOT_INITIALIZED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-)
 _HOST_TEXT = "can't allocate memory"
 
 
@@ -27,7 +18,10 @@ def is_out_of_memory(error: RuntimeError, device: torch.device | str) -> bool:
     """Whether it is `device` that ran out of memory, so that a smaller batch may fit."""
     if _HOST_TEXT in str(error):
         return torch.device(device).type == "cpu"
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _DEVICE_TEXTS)
+    # torch.OutOfMemoryError is not raised by the driver, when Triton loads a kernel, and when cuBLAS and cuDNN create a handle
+    # or a workspace, which they report as not being initialized.
+    texts = r"out of memory|CU(BLAS|DNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED|INTERNAL_ERROR_DEVICE_ALLOC)"
+    return isinstance(error, torch.OutOfMemoryError) or re.search(texts, str(error)) is not None
 
 
 @contextmanager
