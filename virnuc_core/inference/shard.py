@@ -74,12 +74,8 @@ class ModelCounters:
         return self.tokens / self.capacity if self.capacity else 1.0
 
     def __add__(self, other: "ModelCounters") -> "ModelCounters":
-        sums = {
-            name: getattr(self, name) + value
-            for name, value in asdict(other).items()
-            if name not in ("name", "family")
-        }
-        return replace(self, **sums)
+        amounts = ("sequences", "tokens", "batches", "capacity", "fp32_batches", "out_of_memory")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in amounts})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
