@@ -27,7 +27,7 @@ from virnuc_core.inference import CPU_LIBRARIES
 from virnuc_core.models.heads import ContigHead, load_head
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.fdr import call_at_fdr, estimate_mixture
+from virnuc_core.results.fdr import call_sample, estimate_mixture
 from virnuc_core.results.regions import ChunkScores, find_regions
 from virnuc_core.results.tables import (
     contig_schema,
@@ -379,20 +379,16 @@ def test_contigs_are_called_at_a_promised_rate(
     counts = write_tables(made.folder, made.store, head, fdr=fdr, block_chunks=block)
     contigs = pd.read_parquet(made.folder.contigs_parquet)
     p_virus = contigs.p_virus.to_numpy(np.float64)
-    mixture = estimate_mixture(p_virus)
-    expected = call_at_fdr(p_virus, mixture, fdr)
-    assert (contigs.call == "virus").tolist() == expected.is_virus.tolist()
-    assert counts.contigs_virus == expected.is_virus.sum()
-    assert (counts.contigs_virus < usual_calls) == is_strict
-    assert (counts.contigs_virus > 0) == (fdr > 0.001)
     sample = counts.sample
     assert sample is not None
-    assert (sample.prior, sample.share, sample.share_low) == (0.5, mixture.share, mixture.share_low)
-    assert (sample.fdr, sample.threshold) == (fdr, expected.threshold)
-    assert (sample.expected_fdr, sample.expected_false) == (expected.expected_fdr, expected.expected_false)
+    assert sample == call_sample(p_virus, 0.5, fdr)
+    limit = np.inf if sample.threshold is None else sample.threshold
+    assert (contigs.call == "virus").tolist() == (p_virus >= limit).tolist()
+    assert counts.contigs_virus == (p_virus >= limit).sum()
+    assert (counts.contigs_virus < usual_calls) == is_strict
+    assert (counts.contigs_virus > 0) == (fdr > 0.001)
     table = read(made.folder.contigs)
     for row in table[table.call != "unscored"].itertuples():
-        limit = np.inf if sample.threshold is None else sample.threshold
         assert (float(row.p_virus) >= limit) == (row.call == "virus")
     with gzip.open(made.folder.viral_contigs, "rt") as file:
         viral = [line[1:].split()[0] for line in file if line.startswith(">")]
