@@ -33,7 +33,7 @@ from virnuc_core.results.tables import (
     contig_schema,
     frame_lines,
     prediction_schema,
-    scoring_contigs,
+    rows_of,
     write_tables,
 )
 from virnuc_core.run_folder import RunFolder
@@ -339,11 +339,10 @@ def test_novel_contigs_are_unsure(longest_run: MadeRun, made_models: MadeModels,
     made, usual = copy_of(longest_run, tmp_path / "run"), copy_of(longest_run, tmp_path / "usual")
     head = contig_head(made_models, 0.3)
     write_tables(usual.folder, usual.store, head)
-    with (
-        Embeddings(longest_run.folder.embeddings, own=True) as file,
-        scoring_contigs(head, longest_run.store, file) as blocks,
-    ):
-        embeddings = np.concatenate([block.embedding for block in blocks])
+    store = longest_run.store
+    with Embeddings(longest_run.folder.embeddings, own=True) as file:
+        embeddings = head.score_contigs(rows_of(store, file, 0, store.num_chunks)).embedding
+    assert embeddings is not None
     is_scored = ~np.isnan(embeddings[:, 0])
     centroids = embeddings[is_scored][:4]
     expected = 1 - (embeddings @ centroids.T).max(1)
