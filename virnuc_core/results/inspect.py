@@ -17,7 +17,7 @@ from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.run_json import FileRecord, read_records
+from virnuc_core.results.run_json import file_record, read_records
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
 from virnuc_core.sequences.reader import iter_records, reading_text, rejection_reason
@@ -165,7 +165,7 @@ def _read_results(folder: RunFolder, plan: RunPlan) -> Facts:
         path = folder.root / name if plan.kind == "predict" else folder.embedded
         if not path.exists():
             yield _PROBLEM, f"{path} is missing: {_RUN_AGAIN}."
-        elif FileRecord.of(path) != record:
+        elif file_record(path) != record:
             yield _PROBLEM, f"{path} is not as it was when run.json was written: {_RUN_AGAIN}."
 
 
