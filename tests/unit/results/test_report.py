@@ -15,8 +15,16 @@ import pytest
 
 from tests.made_reports import MadeContig, island, many_contigs, write_run
 from virnuc_core.results.fdr import SampleCalls
-from virnuc_core.results.report.data import BINS, LEVELS, NO_SCORE, Limits, gather, histogram, quantise
-from virnuc_core.results.report.page import script_json, write_report_page
+from virnuc_core.results.report.page import (
+    LEVELS,
+    NO_SCORE,
+    Limits,
+    gather,
+    quantise,
+    script_json,
+    write_report_page,
+)
+from virnuc_core.results.report.reading import BINS, histogram
 from virnuc_core.specs import FrameRule
 
 VIRAL = MadeContig(name="viral", p_virus=(0.9, 0.8, None, 0.7), regions=((1, 2000),), tier="confident")

@@ -24,7 +24,6 @@ BINS: Final = 50  # of histograms
 ISLAND_SHARE: Final = 0.8
 UNSURE: Final = "unsure"
 
-
 Row = dict[str, Any]
 
 
@@ -47,16 +46,14 @@ def iter_contigs(
     waiting = pa.RecordBatch.from_pylist([], REGION_SCHEMA)
     first = 0
     for batch in iter_batches(folder.contigs_parquet, None, batch_rows):
-        own, row = [], 0
+        own = []
         while len(waiting) or (waiting := next(region_batches, waiting)):
-            rows = pc.index_in(waiting["contig"], batch["contig"]).fill_null(-1).to_numpy().astype(np.int64)
-            follows = np.diff(rows, prepend=row) >= 0
-            count = len(rows) if follows.all() else int(follows.argmin())
-            own.append(waiting.slice(0, count).append_column("place", pa.array(first + rows[:count])))
-            waiting = waiting.slice(count)
+            # Regions are in the order of their contigs, so those of this block come first.
+            rows = pc.index_in(waiting["contig"], batch["contig"]).drop_null().to_numpy()
+            own.append(waiting.slice(0, len(rows)).append_column("place", pa.array(first + rows, pa.int64())))
+            waiting = waiting.slice(len(rows))
             if len(waiting):
                 break
-            row = int(rows[-1])
         regions = pa.Table.from_batches(own, REGION_SCHEMA.append(pa.field("place", pa.int64())))
         rows, lengths = regions["place"].to_numpy() - first, regions["length"].to_numpy()
         is_sure = pc.not_equal(regions["tier"], UNSURE).to_numpy()
@@ -78,13 +75,14 @@ class Totals:
     """Sums over contigs.
 
     Attributes:
-        values: contigs, bases, regions, region_bases (bases in regions), island_contigs (partly viral), hosts (not called virus,
-            but with a region of a tier above unsure).
+        values: region_bases are those in regions, island_contigs those viral in part, hosts those not called virus, but with a
+            region of a tier above unsure.
         predicted: contigs and bases by predicted class and whether it is one of viruses.
     """
 
     def __init__(self) -> None:
-        self.values: Counter[str] = Counter()
+        names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
+        self.values: Counter[str] = Counter(dict.fromkeys(names, 0))
         self.predicted: dict[tuple[str, bool], Counter[str]] = {}
         self._calls: Counter[str] = Counter()
         self._tiers: Counter[str] = Counter()
@@ -124,9 +122,8 @@ class Totals:
     @property
     def document(self) -> Row:
         """As JSON values; tiers are of contigs called virus, histogram and sum are of p_call."""
-        names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
         return {
-            **{name: self.values[name] for name in names},
+            **self.values,
             "calls": dict(self._calls),
             "tiers": dict(self._tiers),
             "histogram": self._histogram.tolist(),
