@@ -65,8 +65,7 @@ class Mixture:
         share: estimated share of viruses among them, 0..1; that of the guard's pseudo-counts if there are none.
         share_low: lower end of the likelihood interval of the share, with what the guard allows for; at most `share`.
         p_virus: float64 (n,) P(virus) at `share` if calibration is perfect, NaN where not scored.
-        p_cautious: float64 (n,) P(virus) at `share_low`, with what the guard allows for; calls at a promised rate are made from
-            this one.
+        p_cautious: float64 (n,) P(virus) at `share_low`, with what the guard allows for.
     """
 
     scored: int
@@ -82,8 +81,7 @@ class SampleCalls:
 
     Attributes:
         prior: share of viruses that the probabilities are calibrated for.
-        share: estimated share of viruses among the sequences with a score.
-        share_low: a cautious estimate, see `Mixture`.
+        share: as in `Mixture`, like `share_low`.
         fdr: promised false discovery rate, at most; None for calls from a given threshold on.
         threshold: probability from which sequences are called; None if no call keeps the promise.
         expected_fdr: expected share of false calls among the calls, 0 without calls; with `fdr`, a cautious estimate.

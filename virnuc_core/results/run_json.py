@@ -84,7 +84,7 @@ class RunReport:
 
     @property
     def lane_rows(self) -> list[dict[str, str | float]]:
-        """See `lane_row`."""
+        """Device, work, speed and time breakdown of each lane."""
         return [lane_row(lane) for lane in self.lanes]
 
     @property

@@ -57,6 +57,9 @@ FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
 _NOTHING: Final = np.empty(0)
 
 R = TypeVar("R")
+_Block = tuple[
+    dict[Path, Iterable[Any]], Counter[str], Float64
+]  # what each file gets, counts, and p_virus of contigs
 
 _log = logging.getLogger(__name__)
 
@@ -140,12 +143,12 @@ def write_tables(
         counts: Counter[str] = Counter()
         p_contig = [_NOTHING]
         with _in_parallel(call, store, block_chunks) as called:
-            for block in called:
-                for path, parts in block.parts.items():
-                    for part in parts:
-                        write[path](part)
-                counts += block.counts
-                p_contig.append(block.p_contig)
+            for parts, more, p_virus in called:
+                for path, pieces in parts.items():
+                    for piece in pieces:
+                        write[path](piece)
+                counts += more
+                p_contig.append(p_virus)
         if FRAME_KINDS[head.frames].is_calibrated and fdr is None:
             sample = call_sample(np.concatenate(p_contig), threshold)
     _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
@@ -235,15 +238,6 @@ def rows_of(store: FrameStore, embeddings: Embeddings, begin: int, end: int) -> 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """What some whole contigs add to each file, and to the counts."""
-
-    parts: dict[Path, Iterable[Any]]
-    counts: Counter[str]
-    p_contig: Float64
-
-
 def _call_block(
     block: tuple[int, int],
     folder: RunFolder,
@@ -279,28 +273,23 @@ def _call_block(
         regions=len(regions),
         **{f"contigs_{call}": number for call, number in count_values(contig_table["call"]).items()},
     )
-    return _Block(
-        parts={
-            folder.prediction_results: [
-                frame_lines(
-                    store.frame_id_column(first + left, first + right), rows.read(SCORES, left, right)
-                )
-                for left, right in pairwise([*range(0, last - first, 1 << 16), last - first])
-            ],
-            folder.predictions: [table_lines(chunk_table, threshold)],
-            folder.predictions_parquet: [chunk_table],
-            folder.highest_score: [_highest_scores(store.chunk_id_column(begin, end), chunks)],
-            folder.contigs: [table_lines(contig_table, contig_threshold)],
-            folder.contigs_parquet: [contig_table],
-            folder.viral_contigs: (
-                fasta_record(names[contig], sequence_of(contig))
-                for contig in np.flatnonzero(contigs.is_virus).tolist()
-            ),
-            **region_files(folder, regions, names, lengths, sequence_of, threshold),
-        },
-        counts=counts,
-        p_contig=contigs.p_call,
-    )
+    parts: dict[Path, Iterable[Any]] = {
+        folder.prediction_results: [
+            frame_lines(store.frame_id_column(first + left, first + right), rows.read(SCORES, left, right))
+            for left, right in pairwise([*range(0, last - first, 1 << 16), last - first])
+        ],
+        folder.predictions: [table_lines(chunk_table, threshold)],
+        folder.predictions_parquet: [chunk_table],
+        folder.highest_score: [_highest_scores(store.chunk_id_column(begin, end), chunks)],
+        folder.contigs: [table_lines(contig_table, contig_threshold)],
+        folder.contigs_parquet: [contig_table],
+        folder.viral_contigs: (
+            fasta_record(names[contig], sequence_of(contig))
+            for contig in np.flatnonzero(contigs.is_virus).tolist()
+        ),
+        **region_files(folder, regions, names, lengths, sequence_of, threshold),
+    }
+    return parts, counts, contigs.p_call
 
 
 def _prediction_table(

@@ -8,18 +8,20 @@ import json
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from virnuc_core.columns import Int64
 from virnuc_core.files import write_text
 from virnuc_core.plain_text import visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
@@ -28,7 +30,6 @@ from virnuc_core.results.report.reading import (
     BINS,
     ISLAND_SHARE,
     UNSURE,
-    Row,
     Totals,
     histogram,
     iter_batches,
@@ -65,7 +66,7 @@ class Limits:
 DEFAULT_LIMITS: Final = Limits()
 
 
-def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits = DEFAULT_LIMITS) -> Row:
+def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
     """The document of a report; contigs are in input order, and other parts refer to them by index.
 
     `document` is the content of run.json; the tables are those that the run has just written.
@@ -73,11 +74,16 @@ def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits = DEFA
     frames: FrameRule = document["frames"]
     counts, sample = document["counts"], document["sample"]
     totals = Totals()
-    shown = most_important(iter_contigs(folder, frames, limits.batch_rows), limits.contigs, totals)
-    tracks = sorted(_choose_tracks(shown, limits.chunks), key=itemgetter("place"))
-    chunk_histogram, levels = _read_scores(folder.predictions_parquet, tracks, limits.batch_rows)
-    rows = {place: row for row, place in enumerate(sorted(contig["place"] for contig in shown))}
-    regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
+    contigs, regions = most_important(iter_contigs(folder, frames, limits.batch_rows), limits.contigs, totals)
+    place = contigs["place"].to_numpy()
+    in_order = np.argsort(place)
+    row_of = np.argsort(in_order)
+    with_track = list(_choose_tracks(contigs, limits.chunks))
+    chunk_histogram, levels = _read_scores(folder.predictions_parquet, place[with_track], limits.batch_rows)
+    contig_of = pc.index_in(regions["place"], contigs["place"].combine_chunks()).to_numpy()
+    chosen = np.argsort(contig_of, kind="stable")[: limits.regions]
+    chosen = chosen[np.argsort(row_of[contig_of[chosen]], kind="stable")]
+    regions = regions.take(pa.array(chosen))
     predicted = sorted({name for name, _ in totals.predicted})
     return {
         "headline": _headline(counts, totals.values["hosts"]),
@@ -87,10 +93,14 @@ def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits = DEFA
         "totals": totals.document,
         "chunk_histogram": chunk_histogram.tolist(),
         "names": {"calls": _CALLS, "tiers": _TIERS, "predicted": predicted},
-        "contigs": _contig_columns(sorted(shown, key=itemgetter("place")), frames, predicted, limits),
-        "regions": _region_columns(sorted(islice(regions, limits.regions), key=itemgetter(0))),
+        "contigs": _contig_columns(contigs.take(pa.array(in_order)), frames, predicted, limits),
+        "regions": {
+            "row": row_of[contig_of[chosen]].tolist(),
+            **{name: regions[name].to_pylist() for name in ("start", "end", "score", "mean_p")},
+            "tier": list(map(_TIERS.index, regions["tier"].to_pylist())),
+        },
         "tracks": {
-            "rows": [rows[contig["place"]] for contig in tracks],
+            "rows": sorted(row_of[with_track].tolist()),
             "levels": b64encode(levels).decode(),
             "min_chunks": MIN_TRACK_CHUNKS,
         },
@@ -103,21 +113,11 @@ def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits = DEFA
     }
 
 
-def _run_document(document: Mapping[str, Any], limits: Limits) -> Row:
+def _run_document(document: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     """What is shown of run.json, with long lists truncated; paths are not."""
     of_run = (
-        *(
-            "out",
-            "finished",
-            "chunk_length",
-            "frames",
-            "counts",
-            "work",
-            "shards",
-            "stage_seconds",
-            "throughput",
-        ),
-        *("notes", "links", "versions", "plan_fingerprint", "threshold", "sample"),
+        *("out", "finished", "chunk_length", "frames", "counts", "work", "shards", "stage_seconds"),
+        *("throughput", "notes", "links", "versions", "plan_fingerprint", "threshold", "sample"),
     )
     of_model = ("family", "repr_layer", "precision", "engine", "attention", "weights_fingerprint", "spec")
     files, lanes = document["inputs"], document["lanes"]
@@ -171,18 +171,18 @@ def _headline(counts: Mapping[str, int], hosts: int) -> str:
     return "; ".join(parts) + "."
 
 
-def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> Iterator[Row]:
+def _choose_tracks(contigs: pa.Table, max_chunks: int) -> Iterator[int]:
     """The contigs with a score and enough chunks for a track, in the given order, of up to `max_chunks` in all."""
-    for contig in contigs:
-        if contig["scored_chunks"] and MIN_TRACK_CHUNKS <= contig["chunks"] <= max_chunks:
-            yield contig
-            max_chunks -= contig["chunks"]
+    sizes = zip(contigs["scored_chunks"].to_pylist(), contigs["chunks"].to_pylist(), strict=True)
+    for number, (scored, chunks) in enumerate(sizes):
+        if scored and MIN_TRACK_CHUNKS <= chunks <= max_chunks:
+            yield number
+            max_chunks -= chunks
 
 
-def _read_scores(path: Path, tracks: Sequence[Row], batch_rows: int) -> tuple[npt.NDArray[np.int64], bytes]:
-    """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs with a track."""
+def _read_scores(path: Path, wanted: Int64, batch_rows: int) -> tuple[Int64, bytes]:
+    """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs at some places."""
     counts = np.zeros(BINS, np.int64)
-    wanted = np.array([contig["place"] for contig in tracks], np.int64)
     parts: list[bytes] = []
     place = -1
     for batch in iter_batches(path, ("chunk", "p_virus"), batch_rows):
@@ -205,8 +205,8 @@ def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
 
 
 def _contig_columns(
-    contigs: Sequence[Row], frames: FrameRule, predicted: Sequence[str], limits: Limits
-) -> Row:
+    contigs: pa.Table, frames: FrameRule, predicted: Sequence[str], limits: Limits
+) -> dict[str, Any]:
     names = {
         "place": "place",
         "length": "length",
@@ -215,24 +215,17 @@ def _contig_columns(
         "viral": "viral_chunks",
         FRAME_KINDS[frames].call_column: "p_call",
     }
-    columns: Row = {name: [contig[column] for contig in contigs] for name, column in names.items()}
-    columns["name"] = [_cut(contig["contig"], limits.name_letters) for contig in contigs]
-    columns["call"] = [_CALLS.index(contig["call"]) for contig in contigs]
-    columns["tier"] = [_TIERS.index(contig["tier"] or NOT_AVAILABLE) for contig in contigs]
+    columns = {name: contigs[column].to_pylist() for name, column in names.items()}
+    columns["name"] = [_cut(name, limits.name_letters) for name in contigs["contig"].to_pylist()]
+    columns["call"] = list(map(_CALLS.index, contigs["call"].to_pylist()))
+    columns["tier"] = [_TIERS.index(tier or NOT_AVAILABLE) for tier in contigs["tier"].to_pylist()]
     if predicted:
-        numbers = {name: number for number, name in enumerate(predicted)}
-        columns["predicted"] = [numbers.get(contig["class"]) for contig in contigs]
-        columns["novelty"] = [contig["novelty"] for contig in contigs]
+        columns["predicted"] = pc.index_in(contigs["class"], pa.array(predicted)).to_pylist()
+        columns["novelty"] = contigs["novelty"].to_pylist()
     return columns
 
 
-def _region_columns(regions: Sequence[tuple[int, Row]]) -> Row:
-    columns: Row = {"row": [row for row, _ in regions]}
-    columns |= {name: [region[name] for _, region in regions] for name in ("start", "end", "score", "mean_p")}
-    return {**columns, "tier": [_TIERS.index(region["tier"]) for _, region in regions]}
-
-
-def _read_rejected(path: Path, limits: Limits) -> Row:
+def _read_rejected(path: Path, limits: Limits) -> dict[str, Any]:
     reasons: Counter[str] = Counter()
     first: list[list[str]] = []
     with path.open(encoding="utf-8", newline="\n") as lines:

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +21,6 @@ BINS: Final = 50  # of histograms
 # A region covering less of its contig is an island in it, such as a prophage.
 ISLAND_SHARE: Final = 0.8
 UNSURE: Final = "unsure"
-
-Row = dict[str, Any]
 
 
 def iter_batches(
@@ -120,7 +116,7 @@ class Totals:
                 own.update(contigs=row["count_all"], bases=row["bases_sum"])
 
     @property
-    def document(self) -> Row:
+    def document(self) -> dict[str, Any]:
         """As JSON values; tiers are of contigs called virus, histogram and sum are of p_call."""
         return {
             **self.values,
@@ -137,10 +133,12 @@ def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return np.bincount(bins, minlength=BINS).astype(np.int64)
 
 
-def most_important(blocks: Iterable[tuple[pa.Table, pa.Table]], limit: int, totals: Totals) -> list[Row]:
-    """The contigs to keep if there are too many: viral ones first, then by viral chunks, length, and input order.
+def most_important(
+    blocks: Iterable[tuple[pa.Table, pa.Table]], limit: int, totals: Totals
+) -> tuple[pa.Table, pa.Table]:
+    """The contigs to keep if there are too many, and their regions: viral ones first, then by viral chunks, length, and input order.
 
-    Each has its `regions`; a few blocks more than the limit are held at a time. All contigs are added to the totals.
+    A few blocks more than the limit are held at a time. All contigs are added to the totals.
     """
     contigs: list[pa.Table] = []
     regions: list[pa.Table] = []
@@ -149,27 +147,14 @@ def most_important(blocks: Iterable[tuple[pa.Table, pa.Table]], limit: int, tota
         contigs.append(own_contigs)
         regions.append(own_regions)
         if sum(map(len, contigs)) >= 2 * limit:
-            contigs, regions = _kept(contigs, regions, limit)
-    contigs, regions = _kept(contigs, regions, limit)
-    regions_of = {place: list(own) for place, own in groupby(_rows(regions), key=itemgetter("place"))}
-    shown = list(_rows(contigs))
-    for contig in shown:
-        contig["regions"] = regions_of.get(contig["place"], [])
-    return shown
+            contigs, regions = ([kept] for kept in _kept(contigs, regions, limit))
+    return _kept(contigs, regions, limit)
 
 
-def _kept(
-    contigs: Sequence[pa.Table], regions: Sequence[pa.Table], limit: int
-) -> tuple[list[pa.Table], list[pa.Table]]:
-    if not contigs:
-        return [], []
+def _kept(contigs: list[pa.Table], regions: list[pa.Table], limit: int) -> tuple[pa.Table, pa.Table]:
     rows = pa.concat_tables(contigs)
     is_viral = pc.equal(rows["call"], VIRUS).to_numpy() | (rows["num_regions"].to_numpy() > 0)
     keys = (rows["place"], pc.negate(rows["length"]), pc.negate(rows["viral_chunks"]), ~is_viral)
     rows = rows.take(pa.array(np.lexsort([np.asarray(key) for key in keys])[:limit]))
     own = pa.concat_tables(regions)
-    return [rows], [own.filter(pc.is_in(own["place"], rows["place"].combine_chunks()))]
-
-
-def _rows(tables: Iterable[pa.Table]) -> Iterator[Row]:
-    return (row for table in tables for row in table.to_pylist())
+    return rows, own.filter(pc.is_in(own["place"], rows["place"].combine_chunks()))
