@@ -15,7 +15,7 @@ compares the method with others.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, starmap
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -31,17 +31,7 @@ from virnuc_core.results.writers import decimals, fasta_record, six_decimals, ta
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import Tier
 
-# Log-odds of virus; the lower half is not viral. MAX_LOG_ODDS and MIN_LOG_ODDS bound the magnitude of a chunk's log-odds.
-LEVELS: Final = np.arange(-3.75, 4.0, 0.5)
-MAX_LOG_ODDS: Final = 4.0
-MIN_LOG_ODDS: Final = 1e-9
-# Minimum score of a region of each tier but the last, in decibans. One chunk contributes at most 16.
-CONFIDENT_SCORE: Final = 60.0
-LIKELY_SCORE: Final = 20.0
-# The score takes the log-odds of a chunk for normally distributed around its level, with this standard deviation in nats, and
-# any chunk for an outlier with this likelihood, relative to 1 at the peak: scores are not calibrated, and neighbours err together.
-_EMISSION_SD: Final = 1.2
-_OUTLIER_WEIGHT: Final = 0.01
+LEVELS: Final = np.arange(-3.75, 4.0, 0.5)  # log-odds of virus; the lower half is not viral
 
 REGION_SCHEMA: Final = pa.schema(
     [
@@ -91,7 +81,7 @@ class ChunkScores:
     p_virus: Float64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Region:
     """A viral region of the contig of that number; `start` is 0-based, `end` exclusive.
 
@@ -111,10 +101,8 @@ class Region:
 
     @property
     def tier(self) -> Tier:
-        """Confidence, from the score."""
-        if self.score >= CONFIDENT_SCORE:
-            return "confident"
-        return "likely" if self.score >= LIKELY_SCORE else "unsure"
+        """Confidence, from the score, to which one chunk contributes at most 16 decibans."""
+        return "confident" if self.score >= 60 else "likely" if self.score >= 20 else "unsure"
 
 
 def find_regions(chunks: ChunkScores, threshold: float = DEFAULT_THRESHOLD) -> list[Region]:
@@ -132,36 +120,37 @@ def find_regions(chunks: ChunkScores, threshold: float = DEFAULT_THRESHOLD) -> l
     ends = np.flatnonzero(is_viral & (np.roll(is_first, -1) | ~np.roll(is_viral, -1))) + 1
     has_score = _sums(is_scored, begins, ends) > 0
     begins, ends = begins[has_score], ends[has_score]
-    columns = {
-        "contig": chunks.contig[begins],
-        "start": chunks.start[begins],
-        "end": chunks.end[ends - 1],
-        "chunks": ends - begins,
-        "score": _sums(_decibans(chunks.p_virus), begins, ends),
-        "mean_p": _sums(np.nan_to_num(chunks.p_virus), begins, ends) / _sums(is_scored, begins, ends),
-    }
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [Region(**dict(zip(columns, row, strict=True))) for row in rows]
+    columns = (
+        chunks.contig[begins],
+        chunks.start[begins],
+        chunks.end[ends - 1],
+        ends - begins,
+        _sums(_decibans(chunks.p_virus), begins, ends),
+        _sums(np.nan_to_num(chunks.p_virus), begins, ends) / _sums(is_scored, begins, ends),
+    )
+    return list(starmap(Region, zip(*(column.tolist() for column in columns), strict=True)))
 
 
 def log_odds(p_virus: Float64, threshold: float = DEFAULT_THRESHOLD) -> Float64:
-    """float64 (C,): log-odds in nats relative to those of the threshold, within ±MAX_LOG_ODDS; NaN stays.
+    """float64 (C,): log-odds in nats relative to those of the threshold, within ±4; NaN stays.
 
     Never zero: a chunk at the threshold is called virus, so it is evidence for a virus here, too.
     """
     zero = np.log(threshold / (1 - threshold))
-    least, rest = (1 / (1 + np.exp(MAX_LOG_ODDS + shift)) for shift in (-zero, zero))
+    least, rest = (1 / (1 + np.exp(4.0 + shift)) for shift in (-zero, zero))
     p = np.clip(p_virus, least, 1 - rest)
     distance = np.abs(np.log(p / (1 - p)) - zero)
-    return np.asarray(
-        np.copysign(np.maximum(distance, MIN_LOG_ODDS), np.where(p_virus >= threshold, 1.0, -1.0))
-    )
+    return np.asarray(np.copysign(np.maximum(distance, 1e-9), np.where(p_virus >= threshold, 1.0, -1.0)))
 
 
 def _decibans(p_virus: Float64) -> Float64:
-    """float64 (C,): likelihood ratio of viral to other levels, in decibans; 0 for NaN."""
-    distance = (log_odds(p_virus)[:, None] - LEVELS) / _EMISSION_SD
-    likelihood = np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + _OUTLIER_WEIGHT)
+    """float64 (C,): likelihood ratio of viral to other levels, in decibans; 0 for NaN.
+
+    The log-odds of a chunk are taken for normally distributed around its level, with a standard deviation of 1.2 nats, and any
+    chunk for an outlier with likelihood 0.01, relative to 1 at the peak: scores are not calibrated, and neighbours err together.
+    """
+    distance = (log_odds(p_virus)[:, None] - LEVELS) / 1.2
+    likelihood = np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + 0.01)
     other, viral = np.split(likelihood, 2, axis=1)
     return np.asarray(10 * np.log10(viral.sum(axis=1) / other.sum(axis=1)))
 

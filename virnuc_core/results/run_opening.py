@@ -165,24 +165,19 @@ def _require_own(root: Path, names: Collection[str], inputs: Iterable[str]) -> N
     """Of the files and folders `names` in a folder, none may be or hold an input, under any path to it, or lead out of the folder."""
     place = Path(os.path.realpath(root))
     own = {*names, LOCK_NAME}
-    leading_out = []
-    with os.scandir(root) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name in own or temporary_of(entry.name) in own:
-                leading_out += [path for path in _links(entry) if not path.resolve().is_relative_to(place)]
-    if leading_out:
+    parts = [path for path in sorted(root.iterdir()) if {path.name, temporary_of(path.name)} & own]
+    links = [link for part in parts for link in _links(part)]
+    if leading_out := _named(link for link in links if not link.resolve().is_relative_to(place)):
         raise UsageError(
-            f"{_named(leading_out)}: a link that leads out of the run folder, and a run would read, write or delete what is "
+            f"{leading_out}: a link that leads out of the run folder, and a run would read, write or delete what is "
             "there. Remove the link, or choose another --out."
         )
-    taken = []
-    for name in inputs:
-        path = Path(os.path.realpath(name))
-        if path != place and path.is_relative_to(place) and path.relative_to(place).parts[0] in names:
-            taken.append(name)
-    if taken:
+    read = {name: Path(os.path.realpath(name)) for name in inputs}
+    if taken := _named(
+        name for name, path in read.items() if {*path.parents, path} & {place / own for own in names}
+    ):
         raise UsageError(
-            f"--out {root}: {_named(taken)} is the input, and a run writes under that name there. Choose another --out."
+            f"--out {root}: {taken} is the input, and a run writes under that name there. Choose another --out."
         )
 
 
@@ -194,14 +189,13 @@ def _refuse_foreign(foreign: Iterable[Path], root: Path) -> None:
         )
 
 
-def _links(entry: "os.DirEntry[str]") -> Iterator[Path]:
+def _links(path: Path) -> Iterator[Path]:
     """The symbolic links among a file or folder and all that it holds."""
-    if entry.is_symlink():
-        yield Path(entry.path)
-    elif entry.is_dir():
-        with os.scandir(entry.path) as entries:
-            for inner in entries:
-                yield from _links(inner)
+    if path.is_symlink():
+        yield path
+    elif path.is_dir():
+        for inner in path.iterdir():
+            yield from _links(inner)
 
 
 def _foreign(folder: RunFolder) -> Iterator[Path]:
