@@ -119,6 +119,11 @@ def test_calls_by_hand() -> None:
     nothing = call_sample(p_virus, 0.5, 0.005, TRUSTING)
     assert nothing is not None
     assert (nothing.threshold, nothing.expected_false, nothing.expected_fdr) == (None, 0, 0)
+    from_threshold = call_sample(p_virus, 0.5, guard=TRUSTING)
+    assert from_threshold is not None
+    assert (from_threshold.fdr, from_threshold.threshold) == (None, 0.5)
+    assert from_threshold.expected_false == pytest.approx(0.01 + 0.05 + 0.1 + 0.4)
+    assert from_threshold.expected_fdr == pytest.approx(0.14)
 
 
 def test_equal_probabilities_are_called_together() -> None:
