@@ -31,8 +31,8 @@ class Guard:
     """What keeps the promise although calibration is imperfect and samples are small.
 
     The defaults are the least cautious of a few that keep the promise on simulated scores with calibration errors of up to 0.03,
-    and on the validation genomes of the bundled models. They cost recall, the more the fewer
-    viruses there are: where 0.5 % are, next to nothing is called.
+    and on the validation genomes of the bundled models. They cost recall, the more the fewer viruses there are: where 0.5 % are,
+    next to nothing is called.
 
     Attributes:
         temperature: divides the log-likelihood ratios, for classifiers that are overconfident on new data; 1 trusts them.
@@ -61,14 +61,13 @@ class Mixture:
     """One sample's share of viruses, and its probabilities for that share.
 
     Attributes:
-        scored: sequences with a probability.
-        share: estimated share of viruses among them, 0..1; that of the guard's pseudo-counts if there are none.
+        share: estimated share of viruses among the sequences with a probability, 0..1; that of the guard's pseudo-counts if there
+            are none.
         share_low: lower end of the likelihood interval of the share, with what the guard allows for; at most `share`.
         p_virus: float64 (n,) P(virus) at `share` if calibration is perfect, NaN where not scored.
         p_cautious: float64 (n,) P(virus) at `share_low`, with what the guard allows for.
     """
 
-    scored: int
     share: float
     share_low: float
     p_virus: Float64
@@ -133,7 +132,7 @@ def estimate_mixture(p_virus: Float64, guard: Guard = DEFAULT_GUARD) -> Mixture:
     low = min(share, _lower_share(guarded, guard))
     at_share, at_low = np.full(len(p_virus), np.nan), np.full(len(p_virus), np.nan)
     at_share[is_scored], at_low[is_scored] = _posterior(ratios, share), _posterior(guarded, low)
-    return Mixture(scored=len(ratios), share=share, share_low=low, p_virus=at_share, p_cautious=at_low)
+    return Mixture(share=share, share_low=low, p_virus=at_share, p_cautious=at_low)
 
 
 def call_sample(
@@ -150,9 +149,9 @@ def call_sample(
         fdr: promised rate, between 0 and 1.
         guard: what to allow for.
     """
-    mixture = estimate_mixture(p_virus, guard)
-    if not mixture.scored:
+    if np.isnan(p_virus).all():
         return None
+    mixture = estimate_mixture(p_virus, guard)
     found: float | None = threshold
     if fdr is None:
         false = 1 - mixture.p_virus[p_virus >= threshold]

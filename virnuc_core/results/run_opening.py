@@ -93,13 +93,11 @@ def require_replaceable(out: Path, is_own: Callable[[Path], bool], kind: str, *,
     if not os.path.lexists(out):
         return
     folder = RunFolder(run_folder_of(out))
-    if (
-        out.is_file()
-        and _is_plan(folder.plan)
-        and (out.name in _recorded_names(folder.report) or is_own(out))
-    ):
+    is_ours = out.is_file() and is_own(out)
+    is_recorded = out.is_file() and out.name in _recorded_names(folder.report)
+    if _is_plan(folder.plan) and (is_ours or is_recorded):
         return
-    if not (out.is_file() and is_own(out)):
+    if not is_ours:
         raise UsageError(
             f"--out {out} is there already, and is no {kind} of virnuc: move it, or choose another --out."
         )
