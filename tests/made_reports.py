@@ -19,7 +19,7 @@ from virnuc_core.results.tables import TableCounts, contig_schema, prediction_sc
 from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
-from virnuc_core.specs import ChunkRule, FrameRule
+from virnuc_core.specs import FRAME_KINDS, ChunkRule, FrameRule
 
 CHUNK_LENGTH = 500
 CLASS_OF_CALL = {"virus": "prokaryotic virus", "other": "bacterium", "unscored": None}
@@ -37,7 +37,6 @@ class MadeContig:
     regions: tuple[tuple[int, int], ...] = ()
     tier: str = "likely"
     length: int | None = None
-    predicted: str | None = None
 
     @property
     def bases(self) -> int:
@@ -104,18 +103,14 @@ def write_run(
     """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
     rejected = list(rejected)
-    for path, parquet, schema, rows in (
-        (folder.contigs, folder.contigs_parquet, contig_schema(frames), _contig_rows(contigs, frames)),
-        (
-            folder.predictions,
-            folder.predictions_parquet,
-            prediction_schema(frames),
-            _chunk_rows(contigs, frames, chunk_length),
-        ),
-        (folder.regions, folder.regions_parquet, REGION_SCHEMA, _region_rows(contigs)),
+    of_chunks = _chunk_rows(contigs, frames, chunk_length)
+    for path, schema, rows in (
+        (folder.contigs, contig_schema(frames), _contig_rows(contigs, frames)),
+        (folder.predictions, prediction_schema(frames), of_chunks),
+        (folder.regions, REGION_SCHEMA, _region_rows(contigs)),
     ):
         table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-        pq.write_table(table, parquet)
+        pq.write_table(table, path.with_suffix(".parquet"))
         path.write_bytes(header_line(schema.names) + table_lines(table, 0.5))
     lines = ["record\tid\tfile\tlength\treason", *map("\t".join, rejected)]
     folder.rejected.write_text("".join(f"{line}\n" for line in lines))
@@ -155,8 +150,8 @@ def _contig_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[t
         tier = contig.tier if scored else None
         counted = (contig.bases, len(contig.p_virus), len(scored), viral)
         row = (contig.name, number, *counted, share, mean_p, contig.call, tier)
-        predicted = contig.predicted or CLASS_OF_CALL[contig.call]
-        yield row if frames == "open" else (*row, mean_p, predicted, 0.25 if scored else None)
+        of_contig = (mean_p, CLASS_OF_CALL[contig.call], 0.25 if scored else None)
+        yield row if frames == "open" else (*row, *of_contig)
 
 
 def _chunk_rows(
@@ -167,10 +162,8 @@ def _chunk_rows(
         for i, p in enumerate(contig.p_virus):
             where = (contig.name, i + 1, int(chunks.start[i]) + 1, int(chunks.end[i]))
             call = "unscored" if p is None else "virus" if p >= 0.5 else "other"
-            if p is None:
-                row = (*where, None, None, call, "no_open_frame" if frames == "open" else "no_stretch")
-            else:
-                row = (*where, "F1", p, call, "scored")
+            status = FRAME_KINDS[frames].missing if p is None else "scored"
+            row = (*where, None if p is None else "F1", p, call, status)
             yield row if frames == "open" else (*row, CLASS_OF_CALL[call])
 
 

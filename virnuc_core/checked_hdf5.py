@@ -7,17 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil, prod
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-Hdf5Kind = Literal["shard", "embeddings file", "HDF5 file that virnuc did not write", "damaged HDF5 file"]
-
 SCHEMA_VERSION: Final = 3
-# Fixed, for checksummed metadata and bytes that do not depend on the h5py version.
-HDF5_VERSION: Final = ("v110", "v110")
 # h5py raises any of these on a corrupt file, depending on the byte.
 HDF5_ERRORS: Final = (
     OSError,
@@ -42,7 +38,8 @@ def new_hdf5(path: Path) -> Iterator[h5py.File]:
     """
     with _Sink(path) as sink:
         try:
-            with h5py.File(sink, "w", libver=HDF5_VERSION) as file:
+            # Fixed, for checksummed metadata and bytes that do not depend on the h5py version.
+            with h5py.File(sink, "w", libver=("v110", "v110")) as file:
                 yield file
         finally:
             if sink.error is not None:
@@ -81,39 +78,39 @@ def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Da
     """
     # Links may lead to other files.
     dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-    kinds = "fiSO" if text else "fiS"
-    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in kinds or dataset.ndim not in (1, 2):
+    if (
+        not isinstance(dataset, h5py.Dataset)
+        or dataset.ndim not in (1, 2)
+        or not (dataset.dtype.kind in "fiS" or (text and h5py.check_string_dtype(dataset.dtype)))
+    ):
         raise ValueError(f"{name!r} is not a table of numbers or names")
-    if dataset.dtype.kind == "O" and not h5py.check_string_dtype(dataset.dtype):
-        raise ValueError(f"{name!r} is not a table of numbers or names")
-    itemsize = dataset.dtype.itemsize
-    is_stored = not dataset.size or dataset.id.get_storage_size() >= dataset.nbytes
-    chunk_bytes = prod(dataset.chunks) * itemsize if dataset.chunks else 0
-    if dataset.chunks and dataset.size:
+    if dataset.chunks:
         num_chunks = prod(map(ceil, np.divide(dataset.shape, dataset.chunks)))
         is_stored = dataset.id.get_num_chunks() == num_chunks
-    is_bounded = chunk_bytes <= (1 << 22) and prod(dataset.shape[1:]) * itemsize <= 1 << 16
+    else:
+        is_stored = dataset.id.get_storage_size() >= dataset.nbytes
+    itemsize = dataset.dtype.itemsize
+    is_bounded = (
+        prod(dataset.chunks or ()) * itemsize <= 1 << 22 and prod(dataset.shape[1:]) * itemsize <= 1 << 16
+    )
     if dataset.external or dataset.is_virtual or not is_stored or not is_bounded:
         raise ValueError(f"{name!r} is larger in memory than in the file")
     return dataset
 
 
-def recognise_hdf5(path: Path) -> Hdf5Kind:
-    """Identifies an HDF5 file by the names of its attributes."""
+def recognise_hdf5(path: Path) -> str:
+    """What an HDF5 file is, by the names of its attributes: only virnuc writes checksums.
+
+    "shard", "embeddings file", "HDF5 file that virnuc did not write" or "damaged HDF5 file".
+    """
     try:
         with h5py.File(path, "r") as file:
             names = set(file.attrs)
     except HDF5_ERRORS:
         return "damaged HDF5 file"
-    if not {_CHECKSUM, "schema_version"} & names:
+    if not any(name.endswith(CHECKSUM_SUFFIX) for name in names):
         return "HDF5 file that virnuc did not write"
     return "shard" if "begin" in names else "embeddings file"
-
-
-def has_checksums(path: Path) -> bool:
-    """Whether any attribute is a checksum in virnuc's format."""
-    with h5py.File(path, "r") as file:
-        return any(name.endswith(CHECKSUM_SUFFIX) for name in file.attrs)
 
 
 class ArrayDigest:
@@ -133,7 +130,7 @@ class ArrayDigest:
 
 
 def array_sha256(array: npt.NDArray[Any]) -> str:
-    """`ArrayDigest` of a whole array."""
+    """`ArrayDigest` of all rows at once."""
     digest = ArrayDigest(array.dtype, array.shape)
     digest.add(array)
     return digest.value
@@ -152,7 +149,7 @@ def read_attributes(file: h5py.File) -> dict[str, Any]:
     Raises:
         ValueError: their checksum is missing or wrong, or the schema version differs.
     """
-    attributes = {n: v if isinstance(v, str) else v.item() for n, v in file.attrs.items()}
+    attributes = plain_attributes(file)
     if attributes.pop(_CHECKSUM, None) != _attributes_sha256(attributes):
         raise ValueError("the checksum over its attributes is wrong")
     if attributes["schema_version"] != SCHEMA_VERSION:

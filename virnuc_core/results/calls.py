@@ -22,19 +22,20 @@ class ChunkCalls:
     """Calls of C chunks, arrays (C,).
 
     Attributes:
-        is_scored: where False, the other arrays are not meaningful.
-        p_virus: NaN where not scored.
+        p_virus: NaN where not scored; what the others hold there means nothing.
         best_frame: number of the most confident frame, `NO_FRAME` where not scored.
-        p_region: what regions are found from, NaN where not scored.
         classes: number of the class, -1 where not scored; None of a head without classes.
     """
 
-    is_scored: Bool
     is_virus: Bool
     p_virus: Float64
     best_frame: npt.NDArray[np.uint8]
-    p_region: Float64
     classes: Int64 | None
+
+    @property
+    def is_scored(self) -> Bool:
+        """Whether the chunk has a score."""
+        return ~np.isnan(self.p_virus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +47,6 @@ class ContigCalls:
         p_call: what the call is made from, NaN without scored chunks: the score of the head.
         tiers: confidence in each call; None without scored chunks.
         classes: number of the class, -1 without scored chunks; None of a head without classes.
-        novelty: see `ContigScores`.
     """
 
     chunks: Int64
@@ -57,7 +57,6 @@ class ContigCalls:
     is_virus: Bool
     tiers: list[Tier | None]
     classes: Int64 | None
-    novelty: Float64 | None
 
 
 def call_chunks(
@@ -81,11 +80,9 @@ def call_chunks(
         best_frame[rows.chunk[is_best][::-1]] = frame_numbers[is_best][::-1]
     is_virus = scores.p_chunk >= threshold
     return ChunkCalls(
-        is_scored=~np.isnan(scores.p_chunk),
         is_virus=is_virus,
         p_virus=scores.p_chunk,
         best_frame=best_frame,
-        p_region=scores.p_region,
         classes=_classes_of_calls(is_virus, scores.chunk_classes),
     )
 
@@ -122,7 +119,6 @@ def call_contigs(
         is_virus=is_virus,
         tiers=tiers.tolist(),
         classes=_classes_of_calls(is_virus, scores.contig_classes),
-        novelty=scores.novelty,
     )
 
 

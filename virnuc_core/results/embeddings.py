@@ -5,7 +5,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
@@ -18,22 +18,21 @@ from virnuc_core.checked_hdf5 import (
     CHECKSUM_SUFFIX,
     HDF5_ERRORS,
     ArrayDigest,
-    has_checksums,
     plain_attributes,
     read_attributes,
     recognise_hdf5,
     stored_dataset,
 )
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
+from virnuc_core.inference.shard import VECTOR_DATASETS
 from virnuc_core.plain_text import cell_text
 from virnuc_core.sequences.frames import FRAME_NAMES
-from virnuc_core.specs import CODE_WIDTH, Family, FrameRule
+from virnuc_core.specs import CODE_WIDTH, FrameRule
 
 if TYPE_CHECKING:
     import pandas as pd
 
 IDS: Final = {"predict": "frame_ids", "embed": "ids"}
-VECTORS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
 EMBED_VECTORS: Final = "embeddings"
 FEATURES: Final = "vectors"  # both models side by side, in files of other programs
 LENGTHS: Final = "lengths"
@@ -42,10 +41,8 @@ CODES: Final = "codes"  # of rows, by a head for the longest stretches
 STARTS: Final = "starts"
 SIZES: Final = "sizes"  # see `FrameStore.sizes`
 FRAMES: Final = "frames"  # attribute: the FrameRule of the rows
-MATRICES: Final = (*VECTORS.values(), EMBED_VECTORS, FEATURES)
+MATRICES: Final = (*VECTOR_DATASETS.values(), EMBED_VECTORS, FEATURES)
 
-_BLOCK_ROWS: Final = 4096
-_RUN_AGAIN: Final = "run the command that made it again"
 _EXPECTED: Final = (
     "give the embeddings.h5 of a predict run, the file of an embed run, or the *_merged.pt of VirNucPro"
 )
@@ -71,23 +68,16 @@ class Embeddings:
         """
         self.path = Path(path)
         read = _read_own_hdf5 if own else _reader_of(self.path)
-        is_own = read is _read_own_hdf5
-        self._advice = _RUN_AGAIN if is_own else _EXPECTED
-        with self._reading():
+        with _reading(self.path):
             self._file, self._datasets, self.attrs = read(self.path)
-            kind = self.attrs["kind"] if is_own else self.attrs.get("kind")
-            if kind not in IDS:
-                kind = "embed" if EMBED_VECTORS in self._datasets else "predict"
-            self.kind: str = kind
-            own_ids = [IDS[self.kind]] if is_own else IDS.values()
-            names = [name for name in own_ids if name in self._datasets]
-            if not names:
-                raise ValueError(f"it has no {' or '.join(own_ids)}")
-            self._ids = names[0]
+            self.kind = "embed" if EMBED_VECTORS in self._datasets else "predict"
+            self._ids = next((name for name in IDS.values() if name in self._datasets), "")
+            if not self._ids:
+                raise ValueError("it has no frame_ids or ids")
             self._num_rows = len(self._datasets[self._ids])
             for name, values in self._datasets.items():
                 _require_form(name, values, self._num_rows)
-        if not is_own:
+        if read is not _read_own_hdf5:
             _log.warning(
                 "%s carries no checksums of virnuc: if its numbers were altered, nothing here would notice.",
                 path,
@@ -134,17 +124,20 @@ class Embeddings:
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """int64 (N,), residues or bases of each sequence; None for a predict run."""
-        return self.rows(LENGTHS, 0, len(self)) if LENGTHS in self else None
+        return self._all(LENGTHS)
 
     @cached_property
     def scores(self) -> npt.NDArray[np.float32] | None:
         """float32 (N, 2), P(other) and P(virus); None where the file has none, as for an embed run."""
-        return self.rows(SCORES, 0, len(self)) if SCORES in self else None
+        return self._all(SCORES)
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64] | None:
         """int64 (N,), first base of each stop-free stretch, from 0, on its strand of the chunk; None for other rows."""
-        return self.rows(STARTS, 0, len(self)) if STARTS in self else None
+        return self._all(STARTS)
+
+    def _all(self, name: str) -> npt.NDArray[Any] | None:
+        return self.rows(name, 0, len(self)) if name in self else None
 
     @property
     def frames(self) -> FrameRule:
@@ -181,9 +174,7 @@ class Embeddings:
             raise UsageError(
                 f"{self.path} holds no {name or ''} vectors ({there}): make the run again with them, or name others."
             )
-        dtypes = [self._datasets[part].dtype for part in names]
-        width = sum(self._datasets[part].shape[1] for part in names)
-        return Rows(self, names, (len(self), width), np.result_type(*dtypes))
+        return Rows(self, {part: self._datasets[part] for part in names})
 
     def as_dataframe(self, *, vectors: bool = False) -> "pd.DataFrame":
         """A table with one row per id, indexed by `id`.
@@ -221,7 +212,7 @@ class Embeddings:
             DamagedFileError: they cannot be read.
         """
         names = self.rows(self._ids, begin, end).tolist()
-        with self._reading():
+        with _reading(self.path):
             return [cell_text(name.decode() if isinstance(name, bytes) else name) for name in names]
 
     def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
@@ -230,7 +221,7 @@ class Embeddings:
         Raises:
             DamagedFileError: they cannot be read, or there is no such dataset.
         """
-        with self._reading():
+        with _reading(self.path):
             dataset = self._datasets[name]
             is_text = isinstance(dataset, h5py.Dataset) and dataset.dtype.kind == "O"
             return self._read_texts(dataset, begin, end) if is_text else np.asarray(dataset[begin:end])
@@ -249,18 +240,6 @@ class Embeddings:
                 raise ValueError("its names are larger in memory than in the file")
         return np.concatenate(parts)
 
-    def pick(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Rows of a dataset by number, in any order, repeats allowed.
-
-        Raises:
-            DamagedFileError: they cannot be read, or there is no such dataset.
-        """
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-            return self.rows(name, int(rows[0]), int(rows[-1]) + 1)
-        distinct, inverse = np.unique(rows, return_inverse=True)  # HDF5 requires ascending, distinct rows
-        with self._reading():
-            return np.asarray(self._datasets[name][distinct][inverse])
-
     def verify(self) -> None:
         """Reads every value and compares each dataset with its checksum.
 
@@ -269,15 +248,12 @@ class Embeddings:
         """
         for name, dataset in self._datasets.items():
             digest = ArrayDigest(dataset.dtype, dataset.shape)
-            for begin in range(0, len(self), _BLOCK_ROWS):
-                digest.add(self.rows(name, begin, begin + _BLOCK_ROWS))
+            for begin in range(0, len(self), 4096):
+                digest.add(self.rows(name, begin, begin + 4096))
             if self.attrs.get(name + CHECKSUM_SUFFIX) != digest.value:
                 raise DamagedFileError(
-                    f"embeddings file {self.path}: the checksum of {name!r} is wrong: {_RUN_AGAIN}."
+                    f"embeddings file {self.path}: the checksum of {name!r} is wrong: make the file again."
                 )
-
-    def _reading(self) -> AbstractContextManager[None]:
-        return _reading(self.path, self._advice)
 
 
 class Rows:
@@ -286,13 +262,12 @@ class Rows:
     `rows[5]` is a vector; slices, lists of numbers and masks give matrices; `np.asarray(rows)` reads everything.
     """
 
-    def __init__(
-        self, file: Embeddings, names: Sequence[str], shape: tuple[int, int], dtype: np.dtype[Any]
-    ) -> None:
-        self.names = tuple(names)
-        self.shape = shape
-        self.dtype = dtype
+    def __init__(self, file: Embeddings, datasets: dict[str, Any]) -> None:
+        self.names = tuple(datasets)
+        self.shape = (len(file), sum(data.shape[1] for data in datasets.values()))
+        self.dtype = np.result_type(*(data.dtype for data in datasets.values()))
         self._file = file
+        self._datasets = tuple(datasets.values())
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -307,9 +282,16 @@ class Rows:
         rows = np.arange(len(self))[key]
         if rows.ndim > 1:
             raise IndexError("rows are chosen by a number, a slice, a list of numbers or a mask")
-        parts = [self._file.pick(name, rows.reshape(-1)) for name in self.names]
+        parts = [self._read(data, rows.reshape(-1)) for data in self._datasets]
         values = parts[0] if len(parts) == 1 else np.hstack(parts)
         return values if rows.ndim else np.asarray(values[0])
+
+    def _read(self, data: Any, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        with _reading(self._file.path):
+            if len(rows) and (np.diff(rows) == 1).all():
+                return np.asarray(data[rows[0] : rows[-1] + 1])
+            distinct, inverse = np.unique(rows, return_inverse=True)  # HDF5 wants ascending, distinct rows
+            return np.asarray(data[distinct][inverse])
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self[:].astype(dtype or self.dtype, copy=False)
@@ -323,11 +305,13 @@ _Content = tuple[h5py.File | None, dict[str, Any], dict[str, Any]]
 
 
 @contextmanager
-def _reading(path: Path, advice: str) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (*HDF5_ERRORS, EOFError, zipfile.BadZipFile) as error:
-        raise DamagedFileError(f"embeddings file {path} cannot be read ({error}): {advice}.") from error
+        raise DamagedFileError(
+            f"embeddings file {path} cannot be read ({error}): make the file again."
+        ) from error
 
 
 def _reader_of(path: Path) -> Callable[[Path], _Content]:
@@ -338,19 +322,17 @@ def _reader_of(path: Path) -> Callable[[Path], _Content]:
     found = "file of another format than HDF5 and torch"
     if h5py.is_hdf5(path):
         found = recognise_hdf5(path)
-        if found not in ("shard", "damaged HDF5 file"):
-            if has_checksums(path):
-                return _read_own_hdf5
-            with _reading(path, _EXPECTED), h5py.File(path, "r") as file:
-                names = set(file)
-            if names & set(IDS.values()) and names & set(MATRICES):
-                return _read_foreign_hdf5
-    elif zipfile.is_zipfile(path):
-        return _read_virnucpro
+        if found == "embeddings file":
+            return _read_own_hdf5
+        if found == "HDF5 file that virnuc did not write":
+            with _reading(path), h5py.File(path, "r") as file:
+                if not file.keys().isdisjoint(IDS.values()) and not file.keys().isdisjoint(MATRICES):
+                    return _read_foreign_hdf5
     else:
         with path.open("rb") as file:
-            if file.read(1) == b"\x80":
-                return _read_virnucpro
+            first = file.read(1)
+        if first == b"\x80" or zipfile.is_zipfile(path):
+            return _read_virnucpro
     raise DamagedFileError(f"{path} is a {found}, not a whole embeddings file: {_EXPECTED}.")
 
 

@@ -1,7 +1,8 @@
 """Calls of one sample at a promised false discovery rate, from calibrated probabilities and the sample's own mixture.
 
-A probability is calibrated for as many viruses as others. A sample has a share of its own. It is estimated from the sample's scores alone by maximum likelihood, the probabilities are shifted to it, and the
-calls are the largest set whose mean probability of not being a virus is at most the promised rate.
+A probability is calibrated for as many viruses as others. A sample has a share of its own. It is estimated from the sample's
+scores alone by maximum likelihood, the probabilities are shifted to it, and the calls are the largest set whose mean probability
+of not being a virus is at most the promised rate.
 
 The promise has to hold for scores that are only about calibrated and for samples of any size, so a `Guard` stands between the
 scores and the calls. Without it, scores with an AUROC of 0.98 that are a fifth too confident (a calibration error of 0.02) give
@@ -20,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from virnuc_core.columns import Bool, Float64
+from virnuc_core.columns import Float64
 
 _LOG_ODDS_BOUND: Final = 30.0
 
@@ -30,8 +31,8 @@ class Guard:
     """What keeps the promise although calibration is imperfect and samples are small.
 
     The defaults are the least cautious of a few that keep the promise on simulated scores with calibration errors of up to 0.03,
-    and on the validation genomes of the bundled models (`python -m benchmarks.contig_calls`). They cost recall, the more the fewer
-    viruses there are: where 0.5 % are, next to nothing is called.
+    and on the validation genomes of the bundled models. They cost recall, the more the fewer viruses there are: where 0.5 % are,
+    next to nothing is called.
 
     Attributes:
         temperature: divides the log-likelihood ratios, for classifiers that are overconfident on new data; 1 trusts them.
@@ -60,36 +61,17 @@ class Mixture:
     """One sample's share of viruses, and its probabilities for that share.
 
     Attributes:
-        scored: sequences with a probability.
-        share: estimated share of viruses among them, 0..1; that of the guard's pseudo-counts if there are none.
+        share: estimated share of viruses among the sequences with a probability, 0..1; that of the guard's pseudo-counts if there
+            are none.
         share_low: lower end of the likelihood interval of the share, with what the guard allows for; at most `share`.
         p_virus: float64 (n,) P(virus) at `share` if calibration is perfect, NaN where not scored.
-        p_cautious: float64 (n,) P(virus) at `share_low`, with what the guard allows for; calls at a promised rate are made from
-            this one.
+        p_cautious: float64 (n,) P(virus) at `share_low`, with what the guard allows for.
     """
 
-    scored: int
     share: float
     share_low: float
     p_virus: Float64
     p_cautious: Float64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FdrCalls:
-    """Calls at a promised false discovery rate.
-
-    Attributes:
-        threshold: lowest called probability, on the scale of the probabilities that were given; None without calls.
-        is_virus: bool (n,), whether called.
-        expected_fdr: expected share of false calls among the calls, at most the promised rate; 0 without calls.
-        expected_false: expected number of false calls.
-    """
-
-    threshold: float | None
-    is_virus: Bool
-    expected_fdr: float
-    expected_false: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +80,7 @@ class SampleCalls:
 
     Attributes:
         prior: share of viruses that the probabilities are calibrated for.
-        share: estimated share of viruses among the sequences with a score.
-        share_low: a cautious estimate, see `Mixture`.
+        share: as in `Mixture`, like `share_low`.
         fdr: promised false discovery rate, at most; None for calls from a given threshold on.
         threshold: probability from which sequences are called; None if no call keeps the promise.
         expected_fdr: expected share of false calls among the calls, 0 without calls; with `fdr`, a cautious estimate.
@@ -145,75 +126,61 @@ def estimate_mixture(p_virus: Float64, guard: Guard = DEFAULT_GUARD) -> Mixture:
         log_ratios = np.log(p_virus[is_scored]) - np.log1p(-p_virus[is_scored])
     # Bounded, so that probabilities of 0 and 1 give finite ones.
     log_ratios = np.clip(log_ratios, -_LOG_ODDS_BOUND, _LOG_ODDS_BOUND)
-    ratios, guarded = np.exp(log_ratios), _guarded_ratios(log_ratios, guard)
+    ratios, guarded = np.exp(log_ratios), np.exp(log_ratios / guard.temperature - guard.margin)
+    guarded /= 1 - guard.outliers + guard.outliers * guarded
     share = _estimated_share(ratios, guard)
     low = min(share, _lower_share(guarded, guard))
     at_share, at_low = np.full(len(p_virus), np.nan), np.full(len(p_virus), np.nan)
     at_share[is_scored], at_low[is_scored] = _posterior(ratios, share), _posterior(guarded, low)
-    return Mixture(scored=len(ratios), share=share, share_low=low, p_virus=at_share, p_cautious=at_low)
+    return Mixture(share=share, share_low=low, p_virus=at_share, p_cautious=at_low)
 
 
-def call_at_fdr(p_virus: Float64, mixture: Mixture, fdr: float) -> FdrCalls:
-    """Calls the largest set of the most probable viruses whose expected false discovery rate is at most `fdr`.
-
-    The expected rate of a set is the mean of 1 - p_cautious over it. Sequences of equal probability are called together.
-
-    Args:
-        p_virus: float64 (n,) the probabilities that `mixture` was estimated from; they rank the sequences.
-        mixture: of the same sample.
-        fdr: promised rate, between 0 and 1.
-    """
-    scored = np.flatnonzero(~np.isnan(p_virus))
-    ranked = scored[np.argsort(-p_virus[scored], kind="stable")]
-    false = np.cumsum(1 - mixture.p_cautious[ranked])
-    is_end = np.append(np.diff(p_virus[ranked]) != 0, True)[: len(ranked)]
-    fits = np.flatnonzero(is_end & (false <= fdr * np.arange(1, len(ranked) + 1)))
-    count = int(fits[-1]) + 1 if len(fits) else 0
-    is_virus = np.zeros(len(p_virus), np.bool_)
-    is_virus[ranked[:count]] = True
-    expected_false = float(false[count - 1]) if count else 0.0
-    return FdrCalls(
-        threshold=float(p_virus[ranked[count - 1]]) if count else None,
-        is_virus=is_virus,
-        expected_fdr=expected_false / max(1, count),
-        expected_false=expected_false,
-    )
-
-
-def call_sample(p_virus: Float64, threshold: float, fdr: float | None = None) -> SampleCalls | None:
+def call_sample(
+    p_virus: Float64, threshold: float, fdr: float | None = None, guard: Guard = DEFAULT_GUARD
+) -> SampleCalls | None:
     """What is known of a sample called at a false discovery rate, or without one from a threshold on; None without a score.
 
-    `p_virus` (n,) is as for `estimate_mixture`, `fdr` between 0 and 1.
+    At a rate, the largest set of the most probable viruses is called whose expected rate, the mean of 1 - p_cautious, is at most
+    `fdr`; sequences of equal probability are called together.
+
+    Args:
+        p_virus: float64 (n,), as for `estimate_mixture`.
+        threshold: probability from which sequences are called without a rate.
+        fdr: promised rate, between 0 and 1.
+        guard: what to allow for.
     """
-    mixture = estimate_mixture(p_virus)
-    if not mixture.scored:
+    if np.isnan(p_virus).all():
         return None
+    mixture = estimate_mixture(p_virus, guard)
     found: float | None = threshold
     if fdr is None:
         false = 1 - mixture.p_virus[p_virus >= threshold]
-        expected_false, expected_fdr = float(false.sum()), float(false.sum() / max(1, len(false)))
+        count, expected_false = len(false), float(false.sum())
     else:
-        calls = call_at_fdr(p_virus, mixture, fdr)
-        found, expected_false, expected_fdr = calls.threshold, calls.expected_false, calls.expected_fdr
+        scored = np.flatnonzero(~np.isnan(p_virus))
+        ranked = scored[np.argsort(-p_virus[scored], kind="stable")]
+        false = np.cumsum(1 - mixture.p_cautious[ranked])
+        is_end = np.append(np.diff(p_virus[ranked]) != 0, True)
+        fits = np.flatnonzero(is_end & (false <= fdr * np.arange(1, len(ranked) + 1)))
+        count, found, expected_false = 0, None, 0.0
+        if len(fits):
+            count, found, expected_false = (
+                int(fits[-1]) + 1,
+                float(p_virus[ranked[fits[-1]]]),
+                float(false[fits[-1]]),
+            )
     return SampleCalls(
         prior=0.5,  # heads are calibrated with equal weight of viruses and others
         share=mixture.share,
         share_low=mixture.share_low,
         fdr=fdr,
         threshold=found,
-        expected_fdr=expected_fdr,
+        expected_fdr=expected_false / max(1, count),
         expected_false=expected_false,
     )
 
 
-def _guarded_ratios(log_ratios: Float64, guard: Guard) -> Float64:
-    """Likelihood ratios, float64 (n,), with what the guard allows for; ascending with the log-ratios."""
-    ratios = np.exp(log_ratios / guard.temperature - guard.margin)
-    return np.asarray(ratios / (1 - guard.outliers + guard.outliers * ratios))
-
-
 def _posterior(ratios: Float64, share: float) -> Float64:
-    """P(virus), float64 (n,), for a share of viruses."""
     return np.asarray(share * ratios / (share * ratios + (1 - share)))
 
 
@@ -222,40 +189,32 @@ def _estimated_share(ratios: Float64, guard: Guard) -> float:
     total = len(ratios) + guard.pseudo_viruses + guard.pseudo_others
     # Sorted, so that the order of the sequences does not reach the last digit of a sum.
     ascending = np.sort(ratios)
-
-    def is_below(share: float) -> bool:
-        return bool(_posterior(ascending, share).sum() + guard.pseudo_viruses > share * total)
-
-    return _bisect(is_below, _LOG_ODDS_BOUND)
+    return _bisect(
+        lambda share: _posterior(ascending, share).sum() + guard.pseudo_viruses > share * total,
+        _LOG_ODDS_BOUND,
+    )
 
 
 def _lower_share(ratios: Float64, guard: Guard) -> float:
     """The share below the estimated one at which the log-posterior has fallen by caution^2 / 2."""
     ascending, share = np.sort(ratios), _estimated_share(ratios, guard)
-    if not guard.caution:
-        return share
-    floor = _log_posterior(ascending, share, guard) - guard.caution**2 / 2
 
-    def is_below(low: float) -> bool:
-        return _log_posterior(ascending, low, guard) < floor
+    def log_posterior(share: float) -> float:
+        pseudo = guard.pseudo_viruses * np.log(share) + guard.pseudo_others * np.log1p(-share)
+        return float(np.log1p(share * (ascending - 1)).sum() + pseudo)
 
-    return _bisect(is_below, math.log(share / (1 - share)))
-
-
-def _log_posterior(ratios: Float64, share: float, guard: Guard) -> float:
-    """Of a share, up to a constant."""
-    pseudo = guard.pseudo_viruses * np.log(share) + guard.pseudo_others * np.log1p(-share)
-    return float(np.log1p(share * (ratios - 1)).sum() + pseudo)
+    floor = log_posterior(share) - guard.caution**2 / 2
+    return _bisect(lambda low: log_posterior(low) < floor, math.log(share / (1 - share)))
 
 
 def _bisect(is_below: Callable[[float], bool], high: float) -> float:
     """The share, between log-odds of -_LOG_ODDS_BOUND and `high`, at which `is_below` turns from True to False."""
+
+    def share_of(log_odds: float) -> float:
+        return 1 / (1 + math.exp(-log_odds))
+
     low = -_LOG_ODDS_BOUND
     for _ in range(60):  # to less than the resolution of a double
         middle = (low + high) / 2
-        low, high = (middle, high) if is_below(_share_of(middle)) else (low, middle)
-    return _share_of(high)
-
-
-def _share_of(log_odds: float) -> float:
-    return 1 / (1 + math.exp(-log_odds))
+        low, high = (middle, high) if is_below(share_of(middle)) else (low, middle)
+    return share_of(high)

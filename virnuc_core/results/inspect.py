@@ -17,7 +17,7 @@ from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.run_json import FileRecord, read_records
+from virnuc_core.results.run_json import file_record, read_records
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
 from virnuc_core.sequences.reader import iter_records, reading_text, rejection_reason
@@ -72,16 +72,12 @@ def inspect_path(path: Path) -> Inspection:
     if not os.path.isfile(path) and not os.path.isdir(path):
         raise InputError(f"there is nothing at {path} that can be read: give an existing file or folder.")
     for kind in _possible_kinds(path):
-        facts: dict[str, str] = {}
-        problems = []
-        for name, value in _with_errors(_READERS[kind](path)):
-            if name == _PROBLEM:
-                problems.append(value)
-            else:
-                facts[name] = value
+        found = list(_with_errors(_READERS.get(kind, _refuse)(path)))
+        problems = tuple(value for name, value in found if name == _PROBLEM)
         if not problems:
             break
-    return Inspection(kind=kind, path=path, facts=facts, problems=tuple(problems))
+    facts = {name: value for name, value in found if name != _PROBLEM}
+    return Inspection(kind=kind, path=path, facts=facts, problems=problems)
 
 
 def _with_errors(facts: Facts) -> Facts:
@@ -104,16 +100,12 @@ def _possible_kinds(path: Path) -> tuple[str, ...]:
         is_pickled = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip file of some
     if is_pickled or path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
         return "head", "checkpoint"
-    return ("sequence file",) if _has_sequences(path) else ("unknown file",)
-
-
-def _has_sequences(path: Path) -> bool:
-    """Whether a file begins as FASTA or FASTQ do, or is compressed and damaged."""
     try:
         with reading_text(str(path)) as text:
-            return text.peek(64)[:64].lstrip()[:1] in (b">", b"@")
+            is_sequence = text.peek(64)[:64].lstrip()[:1] in (b">", b"@")
     except InputError:
-        return True
+        is_sequence = True  # compressed, and damaged
+    return ("sequence file",) if is_sequence else ("unknown file",)
 
 
 def _read_run(path: Path) -> Facts:
@@ -121,7 +113,7 @@ def _read_run(path: Path) -> Facts:
     folder = RunFolder(path)
     plan = read_plan(folder.plan)
     yield from _plan_facts(plan)
-    yield from _with_errors(_require_store(folder, plan))
+    yield from _with_errors(_read_frames(folder, plan))
     missing = set(missing_shards(folder, [shard.index for shard in plan.shards]))
     num_intact = 0
     for shard in plan.shards:
@@ -133,21 +125,20 @@ def _read_run(path: Path) -> Facts:
                 yield _PROBLEM, str(error)
     yield "shards", f"{num_intact} of {len(plan.shards)} intact"
     if missing:
-        yield (
-            _PROBLEM,
-            f"{len(missing)} of {len(plan.shards)} shards are still to be computed: {_RUN_AGAIN}.",
-        )
-    yield from _with_errors(_read_results(folder, plan))
+        left = f"{len(missing)} of {len(plan.shards)} shards are still to be computed"
+        yield _PROBLEM, f"{left}: {_RUN_AGAIN}."
+    if not folder.report.exists():
+        yield _PROBLEM, f"{folder.report} is missing, so the run is not finished: {_RUN_AGAIN}."
+    else:
+        yield from _with_errors(_read_results(folder, plan))
 
 
-def _require_store(folder: RunFolder, plan: RunPlan) -> Facts:
+def _read_frames(folder: RunFolder, plan: RunPlan) -> Facts:
     store = FrameStore.open(folder.frames)
     _require_unaltered(store)
     if store.meta.content_sha256 != plan.input_digest:
-        yield (
-            _PROBLEM,
-            f"{folder.frames} holds other sequences than the run was planned for: delete it and run again.",
-        )
+        other = f"{folder.frames} holds other sequences than the run was planned for"
+        yield _PROBLEM, f"{other}: delete it and run again."
 
 
 def _require_unaltered(store: FrameStore) -> None:
@@ -158,14 +149,11 @@ def _require_unaltered(store: FrameStore) -> None:
 
 
 def _read_results(folder: RunFolder, plan: RunPlan) -> Facts:
-    if not folder.report.exists():
-        yield _PROBLEM, f"{folder.report} is missing, so the run is not finished: {_RUN_AGAIN}."
-        return
     for name, record in read_records(folder.report).items():
         path = folder.root / name if plan.kind == "predict" else folder.embedded
         if not path.exists():
             yield _PROBLEM, f"{path} is missing: {_RUN_AGAIN}."
-        elif FileRecord.of(path) != record:
+        elif file_record(path) != record:
             yield _PROBLEM, f"{path} is not as it was when run.json was written: {_RUN_AGAIN}."
 
 
@@ -263,7 +251,4 @@ _READERS: Final[dict[str, Callable[[Path], Facts]]] = {
     "checkpoint": _read_checkpoint,
     "head": _read_head,
     "sequence file": _read_sequences,
-    "unknown file": _refuse,
-    "HDF5 file that virnuc did not write": _refuse,
-    "damaged HDF5 file": _refuse,
 }

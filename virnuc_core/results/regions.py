@@ -13,11 +13,11 @@ The parameters are constants, so a contig's regions depend on its own scores alo
 compares the method with others.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, starmap
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -27,28 +27,11 @@ import pyarrow as pa
 
 from virnuc_core.columns import Float64, Int64
 from virnuc_core.results.calls import DEFAULT_THRESHOLD
-from virnuc_core.results.writers import (
-    decimals,
-    fasta_record,
-    header_line,
-    open_parquet,
-    open_stream,
-    six_decimals,
-)
+from virnuc_core.results.writers import decimals, fasta_record, six_decimals, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import Tier
 
-# Log-odds of virus; the lower half is not viral. MAX_LOG_ODDS and MIN_LOG_ODDS bound the magnitude of a chunk's log-odds.
-LEVELS: Final = np.arange(-3.75, 4.0, 0.5)
-MAX_LOG_ODDS: Final = 4.0
-MIN_LOG_ODDS: Final = 1e-9
-# Minimum score of a region of each tier but the last, in decibans. One chunk contributes at most 16.
-CONFIDENT_SCORE: Final = 60.0
-LIKELY_SCORE: Final = 20.0
-# The score takes the log-odds of a chunk for normally distributed around its level, with this standard deviation in nats, and
-# any chunk for an outlier with this likelihood, relative to 1 at the peak: scores are not calibrated, and neighbours err together.
-_EMISSION_SD: Final = 1.2
-_OUTLIER_WEIGHT: Final = 0.01
+LEVELS: Final = np.arange(-3.75, 4.0, 0.5)  # log-odds of virus; the lower half is not viral
 
 REGION_SCHEMA: Final = pa.schema(
     [
@@ -98,7 +81,7 @@ class ChunkScores:
     p_virus: Float64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Region:
     """A viral region of the contig of that number; `start` is 0-based, `end` exclusive.
 
@@ -118,63 +101,56 @@ class Region:
 
     @property
     def tier(self) -> Tier:
-        """Confidence, from the score."""
-        if self.score >= CONFIDENT_SCORE:
-            return "confident"
-        return "likely" if self.score >= LIKELY_SCORE else "unsure"
+        """Confidence, from the score, to which one chunk contributes at most 16 decibans."""
+        return "confident" if self.score >= 60 else "likely" if self.score >= 20 else "unsure"
 
 
-def find_regions(
-    chunks: ChunkScores, model: RegionModel = DEFAULT_MODEL, threshold: float = DEFAULT_THRESHOLD
-) -> list[Region]:
+def find_regions(chunks: ChunkScores, threshold: float = DEFAULT_THRESHOLD) -> list[Region]:
     """Viral regions, by contig and position, which neither touch nor overlap; `chunks` must hold all chunks of its contigs."""
-    scored = np.flatnonzero(~np.isnan(chunks.p_virus))
+    is_scored = ~np.isnan(chunks.p_virus)
+    scored = np.flatnonzero(is_scored)
     if not len(scored):
         return []
     values = log_odds(chunks.p_virus, threshold)
-    is_viral = best_levels(values[scored], chunks.contig[scored], model) >= len(LEVELS) // 2
+    levels = best_levels(values[scored], chunks.contig[scored], DEFAULT_MODEL)
     nearest, distance = _nearest_scored(chunks, scored)
-    return regions_of(chunks, is_viral[nearest] & (distance <= model.max_gap), _decibans(chunks.p_virus))
-
-
-def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Float64) -> list[Region]:
-    """Runs of chunks with `is_viral` (C,) and at least one score; `scores` (C,) add up to that of the region."""
+    is_viral = (levels >= len(LEVELS) // 2)[nearest] & (distance <= DEFAULT_MODEL.max_gap)
     is_first = np.diff(chunks.contig, prepend=-1) != 0
     begins = np.flatnonzero(is_viral & (is_first | ~np.roll(is_viral, 1)))
     ends = np.flatnonzero(is_viral & (np.roll(is_first, -1) | ~np.roll(is_viral, -1))) + 1
-    has_score = _sums(~np.isnan(chunks.p_virus), begins, ends) > 0
+    has_score = _sums(is_scored, begins, ends) > 0
     begins, ends = begins[has_score], ends[has_score]
-    columns = {
-        "contig": chunks.contig[begins],
-        "start": chunks.start[begins],
-        "end": chunks.end[ends - 1],
-        "chunks": ends - begins,
-        "score": _sums(scores, begins, ends),
-        "mean_p": _sums(np.nan_to_num(chunks.p_virus), begins, ends)
-        / _sums(~np.isnan(chunks.p_virus), begins, ends),
-    }
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [Region(**dict(zip(columns, row, strict=True))) for row in rows]
+    columns = (
+        chunks.contig[begins],
+        chunks.start[begins],
+        chunks.end[ends - 1],
+        ends - begins,
+        _sums(_decibans(chunks.p_virus), begins, ends),
+        _sums(np.nan_to_num(chunks.p_virus), begins, ends) / _sums(is_scored, begins, ends),
+    )
+    return list(starmap(Region, zip(*(column.tolist() for column in columns), strict=True)))
 
 
 def log_odds(p_virus: Float64, threshold: float = DEFAULT_THRESHOLD) -> Float64:
-    """float64 (C,): log-odds in nats relative to those of the threshold, within ±MAX_LOG_ODDS; NaN stays.
+    """float64 (C,): log-odds in nats relative to those of the threshold, within ±4; NaN stays.
 
     Never zero: a chunk at the threshold is called virus, so it is evidence for a virus here, too.
     """
     zero = np.log(threshold / (1 - threshold))
-    least, rest = (1 / (1 + np.exp(MAX_LOG_ODDS + shift)) for shift in (-zero, zero))
+    least, rest = (1 / (1 + np.exp(4.0 + shift)) for shift in (-zero, zero))
     p = np.clip(p_virus, least, 1 - rest)
     distance = np.abs(np.log(p / (1 - p)) - zero)
-    return np.asarray(
-        np.copysign(np.maximum(distance, MIN_LOG_ODDS), np.where(p_virus >= threshold, 1.0, -1.0))
-    )
+    return np.asarray(np.copysign(np.maximum(distance, 1e-9), np.where(p_virus >= threshold, 1.0, -1.0)))
 
 
 def _decibans(p_virus: Float64) -> Float64:
-    """float64 (C,): likelihood ratio of viral to other levels, in decibans; 0 for NaN."""
-    distance = (log_odds(p_virus)[:, None] - LEVELS) / _EMISSION_SD
-    likelihood = np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + _OUTLIER_WEIGHT)
+    """float64 (C,): likelihood ratio of viral to other levels, in decibans; 0 for NaN.
+
+    The log-odds of a chunk are taken for normally distributed around its level, with a standard deviation of 1.2 nats, and any
+    chunk for an outlier with likelihood 0.01, relative to 1 at the peak: scores are not calibrated, and neighbours err together.
+    """
+    distance = (log_odds(p_virus)[:, None] - LEVELS) / 1.2
+    likelihood = np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + 0.01)
     other, viral = np.split(likelihood, 2, axis=1)
     return np.asarray(10 * np.log10(viral.sum(axis=1) / other.sum(axis=1)))
 
@@ -228,66 +204,57 @@ def _sums(values: npt.NDArray[Any], begins: Int64, ends: Int64) -> Float64:
     return np.asarray(np.add.reduceat(np.append(values, 0.0), bounds)[::2])
 
 
-class RegionFiles:
-    """Writes regions in every format.
+def region_files(
+    folder: RunFolder,
+    regions: Sequence[Region],
+    names: Sequence[str],
+    lengths: Sequence[int],
+    sequence_of: Callable[[int], bytes],
+    threshold: float,
+) -> dict[Path, Iterable[bytes | pa.Table]]:
+    """What each of the files of regions gets from those of some contigs.
 
-    Contig names are already safe in tables (`virnuc_core.plain_text`); characters with a meaning in another format are escaped as
-    that format says, or else as `%XX`.
+    Names, lengths in bp, and bases are looked up by contig number. In tables, start and end are 1-based and inclusive. Names are
+    already safe in tables (`virnuc_core.plain_text`); characters with a meaning in another format are escaped as that format says,
+    or else as `%XX`.
     """
+    rows = [
+        (names[r.contig], r.start + 1, r.end, r.end - r.start, r.chunks, r.score, r.mean_p, r.tier)
+        for r in regions
+    ]
+    table = pa.Table.from_pylist(
+        [dict(zip(REGION_SCHEMA.names, row, strict=True)) for row in rows], REGION_SCHEMA
+    )
+    scores = decimals(table["score"].to_numpy(), 2)
+    means = six_decimals(table["mean_p"].to_numpy(), threshold)
+    texts = table.set_column(REGION_SCHEMA.get_field_index("score"), "score", scores)
+    bed, gff3 = [], []
+    numbered = zip(regions, scores.to_pylist(), means.to_pylist(), strict=True)
+    for contig, own in groupby(numbered, key=lambda one: one[0].contig):
+        gff3_name = _gff3_name(names[contig])
+        gff3.append(f"##sequence-region {gff3_name} 1 {lengths[contig]}\n")
+        for number, (region, score, mean_p) in enumerate(own, 1):
+            bed.append(_bed_line(names[contig], number, region))
+            columns = f"virnuc\tviral_sequence\t{region.start + 1}\t{region.end}\t{score}\t.\t.\t"
+            attributes = (
+                f"ID={gff3_name}.region_{number};chunks={region.chunks};mean_p={mean_p};tier={region.tier}"
+            )
+            gff3.append(f"{gff3_name}\t{columns}{attributes}\n")
 
-    def __init__(self, folder: RunFolder, stack: ExitStack, threshold: float) -> None:
-        self._threshold = threshold
-        enter = stack.enter_context
-        self._write_table = enter(open_stream(folder.regions))
-        self._write_bed = enter(open_stream(folder.regions_bed))
-        self._write_gff3 = enter(open_stream(folder.regions_gff3))
-        self._append = enter(open_parquet(folder.regions_parquet, REGION_SCHEMA))
-        self._write_fasta = enter(open_stream(folder.regions_fasta, compress=True))
-        self._write_table(header_line(REGION_SCHEMA.names))
-        self._write_gff3(b"##gff-version 3\n")
-
-    def extend(
-        self,
-        regions: Iterable[Region],
-        names: Sequence[str],
-        lengths: Sequence[int],
-        sequence_of: Callable[[int], bytes],
-    ) -> None:
-        """Writes the regions of the next contigs; names, lengths in bp, and bases are looked up by contig number.
-
-        In tables, start and end are 1-based and inclusive.
-        """
-        regions = list(regions)
-        rows: list[dict[str, str | int | float]] = []
-        scores = decimals(np.array([region.score for region in regions]), 2).to_pylist()
-        means = six_decimals(np.array([region.mean_p for region in regions]), self._threshold).to_pylist()
+    def records() -> Iterator[bytes]:
         for contig, own in groupby(regions, key=attrgetter("contig")):
             sequence = sequence_of(contig)
-            gff3_name = _gff3_name(names[contig])
-            self._write_gff3(f"##sequence-region {gff3_name} 1 {lengths[contig]}\n".encode())
-            for number, region in enumerate(own, 1):
-                score, mean_p = scores[len(rows)], means[len(rows)]
-                rows.append(
-                    {
-                        "contig": names[contig],
-                        "start": region.start + 1,
-                        "end": region.end,
-                        "length": region.end - region.start,
-                        "chunks": region.chunks,
-                        "score": region.score,
-                        "mean_p": region.mean_p,
-                        "tier": region.tier,
-                    }
-                )
-                cells = {**rows[-1], "score": score, "mean_p": mean_p}.values()
-                self._write_table(("\t".join(map(str, cells)) + "\n").encode())
-                self._write_bed(_bed_line(names[contig], number, region).encode())
-                columns = f"virnuc\tviral_sequence\t{region.start + 1}\t{region.end}\t{score}\t.\t.\t"
-                attributes = f"ID={gff3_name}.region_{number};chunks={region.chunks};mean_p={mean_p};tier={region.tier}"
-                self._write_gff3(f"{gff3_name}\t{columns}{attributes}\n".encode())
+            for region in own:
                 name = f"{names[contig]}_{region.start + 1}_{region.end}"
-                self._write_fasta(fasta_record(name, sequence[region.start : region.end]))
-        self._append(pa.Table.from_pylist(rows, REGION_SCHEMA))
+                yield fasta_record(name, sequence[region.start : region.end])
+
+    return {
+        folder.regions: [table_lines(texts, threshold)],
+        folder.regions_bed: ["".join(bed).encode()],
+        folder.regions_gff3: ["".join(gff3).encode()],
+        folder.regions_fasta: records(),
+        folder.regions_parquet: [table],
+    }
 
 
 def _bed_line(contig: str, number: int, region: Region) -> str:

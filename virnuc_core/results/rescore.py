@@ -16,6 +16,7 @@ from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
 from virnuc_core.inference.planning import plan_head
 from virnuc_core.inference.runner import Scorer, load_planned_head
 from virnuc_core.inference.shard import (
+    VECTOR_DATASETS,
     ShardCounters,
     ShardResult,
     missing_shards,
@@ -25,7 +26,7 @@ from virnuc_core.inference.shard import (
 from virnuc_core.models.catalogue import resolve_head
 from virnuc_core.models.heads import load_head
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings import FEATURES, SCORES, SIZES, VECTORS, Embeddings
+from virnuc_core.results.embeddings import FEATURES, SCORES, SIZES, Embeddings
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.results.tables import FRAME_COLUMNS, frame_lines, write_tables
@@ -136,7 +137,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
 
 
 def _matrices_of_both_models(file: Embeddings) -> tuple[str, ...]:
-    missing = [name for name in VECTORS.values() if name not in file]
+    missing = [name for name in VECTOR_DATASETS.values() if name not in file]
     if missing and FEATURES in file:
         return (FEATURES,)
     if missing:
@@ -144,7 +145,7 @@ def _matrices_of_both_models(file: Embeddings) -> tuple[str, ...]:
             f"{file.path} has no {' and no '.join(missing)} vectors. Give the embeddings.h5 of a "
             "predict run that was made without --embeddings none."
         )
-    return tuple(VECTORS.values())
+    return tuple(VECTOR_DATASETS.values())
 
 
 def _finite_rows(file: Embeddings, name: str, begin: int, end: int) -> npt.NDArray[Any]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.files import file_digest, from_json, parse_object, write_text
+from virnuc_core.files import file_digest, parse_object, write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
@@ -20,17 +20,7 @@ from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
-SCHEMA_VERSION: Final = 3
 RunAs = Literal["process", "flow"]
-# Reported if installed: the core runs without Prefect and MLflow.
-REPORTED_PACKAGES: Final = (
-    *("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow"),
-    *("triton", FLASH_ATTN),
-)
-BUNDLED_NOTE: Final = (
-    "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
-    "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +62,11 @@ class RunReport:
         """Caveats for readers of the results."""
         bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
         is_bundled = any(model.location in bundled for model in self.plan.models)
-        notes = [BUNDLED_NOTE] if is_bundled and self.counts is not None else []
-        return (*notes, *self.plan.warnings)
+        note = (
+            "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
+            "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
+        )
+        return (*([note] if is_bundled and self.counts else []), *self.plan.warnings)
 
     @property
     def throughput(self) -> dict[str, float]:
@@ -91,7 +84,7 @@ class RunReport:
 
     @property
     def lane_rows(self) -> list[dict[str, str | float]]:
-        """See `lane_row`."""
+        """Device, work, speed and time breakdown of each lane."""
         return [lane_row(lane) for lane in self.lanes]
 
     @property
@@ -101,10 +94,12 @@ class RunReport:
         del plan["shards"], plan["schema_version"]
         counts = asdict(self.counts) if self.counts else {"sample": None}
         sample = counts.pop("sample")
-        found = {package: installed_version(package) for package in ("python", *REPORTED_PACKAGES)}
+        # Those that are installed: the core runs without Prefect and MLflow.
+        packages = ("python", "torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow", "triton")
+        found = {package: installed_version(package) for package in (*packages, FLASH_ATTN)}
         versions = {"virnuc": self.plan.virnuc_version} | {name: text for name, text in found.items() if text}
         return {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": 3,
             "id": self.id,
             "started": _iso(self.started),
             "plan_fingerprint": self.plan.fingerprint,
@@ -136,23 +131,16 @@ class RunReport:
                 f"{c.contigs_unscored} without a score; {c.rejected} records rejected",
                 f"{c.chunks} chunks: {c.viral_chunks} virus, {c.scored_chunks - c.viral_chunks} other, "
                 f"{c.chunks - c.scored_chunks} without a score",
+                *([c.sample.in_words(c.contigs_virus)] if c.sample else []),
             ]
-            if c.sample:
-                lines.append(c.sample.in_words(c.contigs_virus))
-        num_kept = len(self.plan.shards) - self.num_computed
-        speed = self.throughput
-        lines.append(
-            f"{self.work.frames} sequences embedded ({num_kept} of {len(self.plan.shards)} shards kept from "
-            f"before), {speed['sequences_per_second']:.0f} sequences/s, "
-            f"{speed['residues_per_second']:.0f} residues/s"
-        )
-        return "\n".join(
-            [
-                *lines,
-                f"results: {self.links.get('results', self.out)}",
-                *(f"note: {note}" for note in self.notes),
-            ]
-        )
+        num_shards, speed = len(self.plan.shards), self.throughput
+        lines += [
+            f"{self.work.frames} sequences embedded ({num_shards - self.num_computed} of {num_shards} shards kept from "
+            f"before), {speed['sequences_per_second']:.0f} sequences/s, {speed['residues_per_second']:.0f} residues/s",
+            f"results: {self.links.get('results', self.out)}",
+            *(f"note: {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
 
 
 def speeds(work: ShardCounters, seconds: float) -> dict[str, float]:
@@ -193,47 +181,28 @@ def write_report(path: Path, report: RunReport) -> None:
         write_report_page(folder, document)
     results = folder.results if report.counts else (Path(report.out),)
     written = [result for result in results if result != path and result.exists()]
-    write_document(path, {**document, "files": records_of(written)})
+    document["files"] = [file_record(result) for result in written]
+    write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes the content of run.json."""
-    write_text(path, json.dumps(document, indent=1) + "\n")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileRecord:
+def file_record(path: Path) -> dict[str, str | int]:
     """A result file as recorded in run.json; the size is in bytes."""
-
-    name: str
-    size: int
-    sha256: str
-
-    @classmethod
-    def of(cls, path: Path) -> "FileRecord":
-        """Reads a file."""
-        return cls(name=path.name, size=path.stat().st_size, sha256=file_digest(path))
+    return {"name": path.name, "size": path.stat().st_size, "sha256": file_digest(path)}
 
 
-def records_of(paths: Sequence[Path]) -> list[dict[str, str | int]]:
-    """Records of files, as in run.json."""
-    return [asdict(FileRecord.of(path)) for path in paths]
-
-
-def read_records(report: Path) -> dict[str, FileRecord]:
+def read_records(report: Path) -> dict[str, object]:
     """Records of the result files in a run.json, by file name.
 
     Raises:
         DamagedFileError: it cannot be read, or has no such records.
     """
     try:
-        records = from_json(list[FileRecord], parse_object(report.read_bytes())["files"])
-    except (OSError, ValueError, KeyError) as error:
+        return {str(record["name"]): record for record in parse_object(report.read_bytes())["files"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise DamagedFileError(
             f"{report} does not say what the result files of the run are ({error!r}): run the same command again."
         ) from error
-    return {record.name: record for record in records}

@@ -3,9 +3,8 @@
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 from virnuc_core.checked_hdf5 import recognise_hdf5
 from virnuc_core.errors import DamagedFileError, UsageError
@@ -19,6 +18,7 @@ from virnuc_core.files import (
     try_lock,
 )
 from virnuc_core.models.catalogue import is_own_head
+from virnuc_core.results.run_json import read_records
 from virnuc_core.run_folder import (
     EVALUATED_RUN,
     EVALUATION_FILES,
@@ -31,8 +31,6 @@ from virnuc_core.sequences.frame_store import StoreMeta
 from virnuc_core.sequences.frame_store_build import REJECTED_HEADER
 
 LOCK_NAME = ".virnuc.lock"
-_PLAN_FIELDS: Final = frozenset({"schema_version", "fingerprint", "virnuc_version", "shards"})
-_NAMED: Final = 5  # at most, in messages
 
 
 @contextmanager
@@ -48,10 +46,9 @@ def open_run_folder(root: Path, *, force: bool, inputs: Iterable[str] = ()) -> I
     folder, inputs = RunFolder(root), tuple(inputs)
     require_utf8(str(root), *inputs)
     if os.path.isdir(root):
-        require_inside(root, OWN_NAMES)
-        require_no_own_file(root, OWN_NAMES, inputs)
-        require_none(_foreign(folder), root)
-    with locking(root):
+        _require_own(root, OWN_NAMES, inputs)
+        _refuse_foreign(_foreign(folder), root)
+    with _locking(root):
         if force:
             _empty(folder)
         remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
@@ -65,74 +62,13 @@ def open_evaluation(root: Path, inputs: Sequence[str]) -> Iterator[None]:
     sequences = RunFolder(root).sequences
     if root.is_dir():
         names = {*EVALUATION_FILES, sequences.name, EVALUATED_RUN}
-        require_inside(root, names)
-        require_no_own_file(root, names, inputs)
-        if not is_plan(RunFolder(root / EVALUATED_RUN).plan):
-            require_none(filter(os.path.lexists, (root / name for name in EVALUATION_FILES)), root)
+        _require_own(root, names, inputs)
+        if not _is_plan(RunFolder(root / EVALUATED_RUN).plan):
+            _refuse_foreign(filter(os.path.lexists, (root / name for name in EVALUATION_FILES)), root)
             if not (root / LOCK_NAME).exists():
-                require_none(sequences.glob("genbank_*"), root)
-    with locking(root):
+                _refuse_foreign(sequences.glob("genbank_*"), root)
+    with _locking(root):
         yield
-
-
-@contextmanager
-def locking(root: Path) -> Iterator[None]:
-    """Creates the folder if needed and holds its lock; raises UsageError if that cannot be done."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(root / LOCK_NAME)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"--out {root} is not a folder: choose another name.") from error
-    except OSError as error:
-        raise UsageError(
-            f"--out {root} cannot be written: {error.strerror}. Choose another folder."
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"--out {str(root)!r} can be the name of no folder: {error}.") from error
-    # The lock is released when the process ends, even if killed.
-    with lock:
-        if not try_lock(lock):
-            raise UsageError(f"another run works in {root}: wait for it, or choose another --out.")
-        yield
-
-
-def is_plan(path: Path) -> bool:
-    """Whether a file is a plan that virnuc wrote, of any version, altered or not."""
-    try:
-        return parse_object(path.read_bytes()).keys() >= _PLAN_FIELDS
-    except (OSError, ValueError):
-        return False
-
-
-def recorded_names(report: Path) -> frozenset[str]:
-    """Names of the result files that a run.json lists; empty if it cannot be read."""
-    try:
-        return frozenset(str(file["name"]) for file in parse_object(report.read_bytes())["files"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return frozenset()
-
-
-def require_no_own_file(root: Path, names: Collection[str], inputs: Iterable[str]) -> None:
-    """Raises UsageError if an input, under any path to it, is one of the files and folders `names` in a folder, or in one."""
-    place = Path(os.path.realpath(root))
-    taken = []
-    for name in inputs:
-        path = Path(os.path.realpath(name))
-        if path != place and path.is_relative_to(place) and path.relative_to(place).parts[0] in names:
-            taken.append(name)
-    if taken:
-        raise UsageError(
-            f"--out {root}: {listed(taken)} is the input, and a run writes under that name there. Choose another --out."
-        )
-
-
-def require_none(foreign: Iterable[Path], root: Path) -> None:
-    """Raises UsageError, naming them, if there are files of other origin where a run would write."""
-    if found := list(foreign):
-        raise UsageError(
-            f"--out {root}: {listed(found)} would be overwritten, and no run of virnuc made what is there. Move it, or choose "
-            "another --out."
-        )
 
 
 def require_no_input(out: Path, inputs: Iterable[str]) -> None:
@@ -157,9 +93,11 @@ def require_replaceable(out: Path, is_own: Callable[[Path], bool], kind: str, *,
     if not os.path.lexists(out):
         return
     folder = RunFolder(run_folder_of(out))
-    if out.is_file() and is_plan(folder.plan) and (out.name in recorded_names(folder.report) or is_own(out)):
+    is_ours = out.is_file() and is_own(out)
+    is_recorded = out.is_file() and out.name in _recorded_names(folder.report)
+    if _is_plan(folder.plan) and (is_ours or is_recorded):
         return
-    if not (out.is_file() and is_own(out)):
+    if not is_ours:
         raise UsageError(
             f"--out {out} is there already, and is no {kind} of virnuc: move it, or choose another --out."
         )
@@ -170,53 +108,92 @@ def require_replaceable(out: Path, is_own: Callable[[Path], bool], kind: str, *,
         )
 
 
-def require_head_name(out: Path) -> None:
-    """Raises UsageError unless the suffix is that by which heads are recognized."""
-    if out.suffix != ".safetensors":
-        raise UsageError(f"--out {out} must end in .safetensors: that is how a head is stored.")
-
-
 def require_head_place(head: Path, inputs: Sequence[str], *, force: bool) -> None:
     """Raises UsageError unless a head and its card can be written to `head` without loss."""
-    require_head_name(head)
+    if head.suffix != ".safetensors":
+        raise UsageError(f"--out {head} must end in .safetensors: that is how a head is stored.")
     card = card_of(head)
     for written in (head, card):
         require_no_input(written, inputs)
     require_replaceable(head, is_own_head, "head", force=force)
-    if not head.exists() and not is_plan(RunFolder(run_folder_of(head)).plan):
-        require_none(filter(os.path.lexists, [card]), head)
+    if not head.exists() and not _is_plan(RunFolder(run_folder_of(head)).plan):
+        _refuse_foreign(filter(os.path.lexists, [card]), head)
 
 
-def listed(names: Collection[str | Path]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(map(str, list(names)[:_NAMED]))}{more}"
+@contextmanager
+def _locking(root: Path) -> Iterator[None]:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(root / LOCK_NAME)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"--out {root} is not a folder: choose another name.") from error
+    except OSError as error:
+        raise UsageError(
+            f"--out {root} cannot be written: {error.strerror}. Choose another folder."
+        ) from error
+    # The lock is released when the process ends, even if killed.
+    with lock:
+        if not try_lock(lock):
+            raise UsageError(f"another run works in {root}: wait for it, or choose another --out.")
+        yield
 
 
-def require_inside(root: Path, names: Collection[str]) -> None:
-    """Raises UsageError if a file or folder of these `names`, or anything in one, is a link that leads out of the folder."""
+def _is_plan(path: Path) -> bool:
+    """Whether a file is a plan that virnuc wrote, of any version, altered or not."""
+    try:
+        found = parse_object(path.read_bytes()).keys()
+    except (OSError, ValueError):
+        return False
+    return found >= {"schema_version", "fingerprint", "virnuc_version", "shards"}
+
+
+def _recorded_names(report: Path) -> Collection[str]:
+    with suppress(DamagedFileError):
+        return read_records(report).keys()
+    return ()
+
+
+def _named(paths: Iterable[str | Path]) -> str:
+    """The first few names, and how many more there are; empty without any."""
+    names = list(map(str, paths))
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _require_own(root: Path, names: Collection[str], inputs: Iterable[str]) -> None:
+    """Of the files and folders `names` in a folder, none may be or hold an input, under any path to it, or lead out of the folder."""
     place = Path(os.path.realpath(root))
     own = {*names, LOCK_NAME}
-    leading_out = []
-    with os.scandir(root) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name in own or temporary_of(entry.name) in own:
-                leading_out += [path for path in _links(entry) if not path.resolve().is_relative_to(place)]
-    if leading_out:
+    parts = [path for path in sorted(root.iterdir()) if {path.name, temporary_of(path.name)} & own]
+    links = [link for part in parts for link in _links(part)]
+    if leading_out := _named(link for link in links if not link.resolve().is_relative_to(place)):
         raise UsageError(
-            f"{listed(leading_out)}: a link that leads out of the run folder, and a run would read, write or delete what is "
+            f"{leading_out}: a link that leads out of the run folder, and a run would read, write or delete what is "
             "there. Remove the link, or choose another --out."
+        )
+    read = {name: Path(os.path.realpath(name)) for name in inputs}
+    if taken := _named(
+        name for name, path in read.items() if {*path.parents, path} & {place / own for own in names}
+    ):
+        raise UsageError(
+            f"--out {root}: {taken} is the input, and a run writes under that name there. Choose another --out."
         )
 
 
-def _links(entry: "os.DirEntry[str]") -> Iterator[Path]:
+def _refuse_foreign(foreign: Iterable[Path], root: Path) -> None:
+    if named := _named(foreign):
+        raise UsageError(
+            f"--out {root}: {named} would be overwritten, and no run of virnuc made what is there. Move it, or choose "
+            "another --out."
+        )
+
+
+def _links(path: Path) -> Iterator[Path]:
     """The symbolic links among a file or folder and all that it holds."""
-    if entry.is_symlink():
-        yield Path(entry.path)
-    elif entry.is_dir():
-        with os.scandir(entry.path) as entries:
-            for inner in entries:
-                yield from _links(inner)
+    if path.is_symlink():
+        yield path
+    elif path.is_dir():
+        for inner in path.iterdir():
+            yield from _links(inner)
 
 
 def _foreign(folder: RunFolder) -> Iterator[Path]:
@@ -225,8 +202,8 @@ def _foreign(folder: RunFolder) -> Iterator[Path]:
     A plan makes the names of the results a run's, once there is run.json only those that it lists. Before a plan there are
     frames and rejected.tsv, known by their content, and files in folders that are a run's if one has locked the folder.
     """
-    is_run = is_plan(folder.plan)
-    recorded = recorded_names(folder.report) or {path.name for path in folder.results}
+    is_run = _is_plan(folder.plan)
+    recorded = _recorded_names(folder.report) or {path.name for path in folder.results}
     if not is_run and os.path.lexists(folder.plan):
         yield folder.plan
     for path in folder.results:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -16,7 +18,7 @@ import pyarrow.compute as pc
 from virnuc_core.columns import Bool, Float64
 from virnuc_core.env_config import available_threads
 from virnuc_core.errors import MismatchError
-from virnuc_core.models.scores import ContigScores, ScoredRows
+from virnuc_core.models.scores import ScoredRows
 from virnuc_core.plain_text import cell_text
 from virnuc_core.prefetcher import Prefetcher
 from virnuc_core.results.calls import (
@@ -31,7 +33,7 @@ from virnuc_core.results.calls import (
 )
 from virnuc_core.results.embeddings import SCORES, Embeddings
 from virnuc_core.results.fdr import SampleCalls, call_sample
-from virnuc_core.results.regions import ChunkScores, Region, RegionFiles, find_regions
+from virnuc_core.results.regions import REGION_SCHEMA, ChunkScores, find_regions, region_files
 from virnuc_core.results.writers import (
     count_values,
     fasta_record,
@@ -52,9 +54,12 @@ if TYPE_CHECKING:
     from virnuc_core.models.heads import Head
 
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
-_BLOCK_CHUNKS: Final = 1 << 15
+_NOTHING: Final = np.empty(0)
 
 R = TypeVar("R")
+_Block = tuple[
+    dict[Path, Iterable[Any]], Counter[str], Float64
+]  # what each file gets, counts, and p_virus of contigs
 
 _log = logging.getLogger(__name__)
 
@@ -86,12 +91,12 @@ class TableCounts:
     records: int
     rejected: int
     chunks: int
-    scored_chunks: int
-    viral_chunks: int
+    scored_chunks: int = 0
+    viral_chunks: int = 0
     frames: int
-    contigs_virus: int
-    contigs_other: int
-    contigs_unscored: int
+    contigs_virus: int = 0
+    contigs_other: int = 0
+    contigs_unscored: int = 0
     regions: int = 0
     sample: SampleCalls | None = None
 
@@ -102,7 +107,7 @@ def write_tables(
     head: "Head",
     threshold: float = DEFAULT_THRESHOLD,
     fdr: float | None = None,
-    block_chunks: int = _BLOCK_CHUNKS,
+    block_chunks: int = 1 << 15,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
@@ -123,76 +128,95 @@ def write_tables(
             )
         sample, contig_threshold = None, threshold
         if fdr is not None:
-            with scoring_contigs(head, store, embeddings, block_chunks) as blocks:
-                sample = call_sample(_joined(block.p_contig for block in blocks), threshold, fdr)
-            found = sample.threshold if sample else None
-            contig_threshold = math.inf if found is None else found
+
+            def score(block: tuple[int, int]) -> Float64:
+                return head.score_contigs(rows_of(store, embeddings, *block)).p_contig
+
+            with _in_parallel(score, store, block_chunks) as scored:
+                sample = call_sample(np.concatenate([_NOTHING, *scored]), threshold, fdr)
+            contig_threshold = sample.threshold if sample and sample.threshold is not None else math.inf
 
         def call(block: tuple[int, int]) -> _Block:
-            return _call_block(block, store, embeddings, head, threshold, contig_threshold)
+            return _call_block(block, folder, store, embeddings, head, threshold, contig_threshold)
 
-        tables = _Tables(folder, store, threshold, stack)
+        write = _open_files(folder, store, stack)
+        counts: Counter[str] = Counter()
+        p_contig = [_NOTHING]
         with _in_parallel(call, store, block_chunks) as called:
-            for block in called:
-                tables.add(block)
+            for parts, more, p_virus in called:
+                for path, pieces in parts.items():
+                    for piece in pieces:
+                        write[path](piece)
+                counts += more
+                p_contig.append(p_virus)
         if FRAME_KINDS[head.frames].is_calibrated and fdr is None:
-            sample = call_sample(_joined(tables.p_call), threshold)
-        write_rejected = stack.enter_context(open_stream(folder.rejected))
-        with store.rejected_path.open("rb") as rejected:
-            for line in rejected:
-                write_rejected(line)
+            sample = call_sample(np.concatenate(p_contig), threshold)
     _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
     return TableCounts(
         records=store.num_records,
         rejected=store.meta.num_rejected,
         chunks=store.num_chunks,
         frames=store.num_frames,
-        scored_chunks=tables.counts["scored_chunks"],
-        viral_chunks=tables.counts["viral_chunks"],
-        contigs_virus=tables.counts[VIRUS],
-        contigs_other=tables.counts[OTHER],
-        contigs_unscored=tables.counts[UNSCORED],
-        regions=tables.counts["regions"],
         sample=sample,
+        **counts,
     )
 
 
-def contig_blocks(store: FrameStore, block_chunks: int = _BLOCK_CHUNKS) -> Iterator[tuple[int, int]]:
-    """Chunk ranges (begin, end) that end at contig boundaries."""
-    begin = 0
-    while begin < store.num_chunks:
-        last_record = store.chunk_record[min(begin + block_chunks, store.num_chunks) - 1]
-        end = int(np.searchsorted(store.chunk_record, last_record, side="right"))
-        yield begin, end
-        begin = end
-
-
-@contextmanager
-def scoring_contigs(
-    head: "Head", store: FrameStore, embeddings: Embeddings, block_chunks: int = _BLOCK_CHUNKS
-) -> Iterator[Iterable[ContigScores]]:
-    """Gives the scores of all chunks and contigs, in `contig_blocks`, computed ahead."""
-
-    def score(block: tuple[int, int]) -> ContigScores:
-        return head.score_contigs(rows_of(store, embeddings, *block))
-
-    with _in_parallel(score, store, block_chunks) as blocks:
-        yield blocks
+def _open_files(
+    folder: RunFolder, store: FrameStore, stack: ExitStack
+) -> dict[Path, Callable[[Any], object]]:
+    """Opens all files with their headers, and gives what writes to each; rejected.tsv is a copy."""
+    of_chunks, of_contigs = prediction_schema(store.meta.frames), contig_schema(store.meta.frames)
+    headers = {
+        folder.predictions: header_line(of_chunks.names),
+        folder.contigs: header_line(of_contigs.names),
+        folder.prediction_results: header_line(FRAME_COLUMNS),
+        folder.viral_contigs: b"",
+        folder.regions: header_line(REGION_SCHEMA.names),
+        folder.regions_bed: b"",
+        folder.regions_gff3: b"##gff-version 3\n",
+        folder.regions_fasta: b"",
+    }
+    schemas = {
+        folder.predictions_parquet: of_chunks,
+        folder.contigs_parquet: of_contigs,
+        folder.regions_parquet: REGION_SCHEMA,
+    }
+    write: dict[Path, Callable[[Any], object]] = {}
+    for path, header in headers.items():
+        write[path] = stack.enter_context(open_stream(path, compress=path.suffix == ".gz"))
+        write[path](header)
+    for path, schema in schemas.items():
+        write[path] = stack.enter_context(open_parquet(path, schema))
+    with store.rejected_path.open("rb") as rejected, open_stream(folder.rejected) as write_rejected:
+        for line in rejected:
+            write_rejected(line)
+    highest_header = header_line(("Modified_ID", "Is_Virus"))
+    write[folder.highest_score] = stack.enter_context(open_sorted_lines(folder.highest_score, highest_header))
+    return write
 
 
 @contextmanager
 def _in_parallel(
     function: Callable[[tuple[int, int]], R], store: FrameStore, block_chunks: int
 ) -> Iterator[Iterable[R]]:
-    """Applies a function to `contig_blocks` in several threads, and gives the results in order."""
+    """Applies a function to chunk ranges that end at contig boundaries, in several threads; gives the results in order."""
     from virnuc_core.models.heads import fixed_threads  # imports torch
+
+    def blocks() -> Iterator[tuple[int, int]]:
+        begin = 0
+        while begin < store.num_chunks:
+            last_record = store.chunk_record[min(begin + block_chunks, store.num_chunks) - 1]
+            end = int(np.searchsorted(store.chunk_record, last_record, side="right"))
+            yield begin, end
+            begin = end
 
     # More would wait for the thread that writes.
     threads = min(available_threads(), 4)
     # New threads take over the number of the last one that set it.
     with (
         fixed_threads(1),
-        Prefetcher(function, contig_blocks(store, block_chunks), depth=threads, threads=threads) as found,
+        Prefetcher(function, blocks(), depth=threads, threads=threads) as found,
     ):
         yield found
 
@@ -214,33 +238,9 @@ def rows_of(store: FrameStore, embeddings: Embeddings, begin: int, end: int) -> 
     )
 
 
-def _joined(blocks: Iterable[Float64]) -> Float64:
-    return np.concatenate([np.empty(0), *blocks])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Block:
-    """Whole contigs, called, and what the tables say of them.
-
-    Attributes:
-        first_contig: number in the store.
-        frame_lines: of prediction_results.txt, in pieces.
-    """
-
-    first_contig: int
-    frame_lines: list[bytes]
-    chunk_calls: ChunkCalls
-    chunks: pa.Table
-    chunk_lines: bytes
-    highest_scores: pa.Table
-    contig_calls: ContigCalls
-    contigs: pa.Table
-    contig_lines: bytes
-    regions: list[Region]
-
-
 def _call_block(
     block: tuple[int, int],
+    folder: RunFolder,
     store: FrameStore,
     embeddings: Embeddings,
     head: "Head",
@@ -257,72 +257,39 @@ def _call_block(
     contigs = call_contigs(chunks, rows.contig, found, head.tier_rules, contig_threshold)
     classes = tuple(map(cell_text, head.classes))
     starts, ends = store.chunk_start[begin:end], store.chunk_end[begin:end]
-    spans = ChunkScores(contig=rows.contig, start=starts, end=ends, p_virus=chunks.p_region)
-    chunk_table = _prediction_table(store, begin, end, chunks, classes)
-    contig_table = _contig_table(store, first_contig, contigs, classes)
-    lines = []
-    for left in range(0, last - first, 1 << 16):
-        right = min(left + (1 << 16), last - first)
-        ids = store.frame_id_column(first + left, first + right)
-        lines.append(frame_lines(ids, rows.read(SCORES, left, right)))
-    return _Block(
-        first_contig=first_contig,
-        frame_lines=lines,
-        chunk_calls=chunks,
-        chunks=chunk_table,
-        chunk_lines=table_lines(chunk_table, threshold),
-        highest_scores=_highest_scores(store.chunk_id_column(begin, end), chunks),
-        contig_calls=contigs,
-        contigs=contig_table,
-        contig_lines=table_lines(contig_table, contig_threshold),
-        regions=find_regions(spans, threshold=threshold),
+    regions = find_regions(
+        ChunkScores(contig=rows.contig, start=starts, end=ends, p_virus=found.p_region), threshold
     )
+    chunk_table = _prediction_table(store, begin, end, chunks, classes)
+    contig_table = _contig_table(store, first_contig, contigs, found.novelty, classes)
+    names, lengths = contig_table["contig"].to_pylist(), contig_table["length"].to_pylist()
 
+    def sequence_of(contig: int) -> bytes:
+        return store.sequence(first_contig + contig)
 
-class _Tables:
-    def __init__(self, folder: RunFolder, store: FrameStore, threshold: float, stack: ExitStack) -> None:
-        self.counts: Counter[str] = Counter()
-        self.p_call: list[Float64] = []
-        self._store = store
-        enter = stack.enter_context
-        of_chunks, of_contigs = prediction_schema(store.meta.frames), contig_schema(store.meta.frames)
-        self._write_chunks = enter(open_stream(folder.predictions))
-        self._append_chunks = enter(open_parquet(folder.predictions_parquet, of_chunks))
-        self._write_contigs = enter(open_stream(folder.contigs))
-        self._append_contigs = enter(open_parquet(folder.contigs_parquet, of_contigs))
-        self._write_viral = enter(open_stream(folder.viral_contigs, compress=True))
-        self._regions = RegionFiles(folder, stack, threshold)
-        self._write_frames = enter(open_stream(folder.prediction_results))
-        highest_header = header_line(("Modified_ID", "Is_Virus"))
-        self._append_highest = enter(open_sorted_lines(folder.highest_score, highest_header))
-        self._write_chunks(header_line(of_chunks.names))
-        self._write_contigs(header_line(of_contigs.names))
-        self._write_frames(header_line(FRAME_COLUMNS))
-
-    def add(self, block: _Block) -> None:
-        """Writes chunks, contigs, frames and regions of a block."""
-        for lines in block.frame_lines:
-            self._write_frames(lines)
-        self._write_chunks(block.chunk_lines)
-        self._append_chunks(block.chunks)
-        self._append_highest(block.highest_scores)
-        self._write_contigs(block.contig_lines)
-        self._append_contigs(block.contigs)
-        self.counts.update(count_values(block.contigs["call"]))
-        self.counts.update(
-            scored_chunks=int(block.chunk_calls.is_scored.sum()),
-            viral_chunks=int(block.chunk_calls.is_virus.sum()),
-            regions=len(block.regions),
-        )
-        self.p_call.append(block.contig_calls.p_call)
-
-        def sequence_of(contig: int) -> bytes:
-            return self._store.sequence(block.first_contig + contig)
-
-        names = block.contigs["contig"].to_pylist()
-        for contig in np.flatnonzero(block.contig_calls.is_virus).tolist():
-            self._write_viral(fasta_record(names[contig], sequence_of(contig)))
-        self._regions.extend(block.regions, names, block.contigs["length"].to_pylist(), sequence_of)
+    counts = Counter(
+        scored_chunks=int(chunks.is_scored.sum()),
+        viral_chunks=int(chunks.is_virus.sum()),
+        regions=len(regions),
+        **{f"contigs_{call}": number for call, number in count_values(contig_table["call"]).items()},
+    )
+    parts: dict[Path, Iterable[Any]] = {
+        folder.prediction_results: [
+            frame_lines(store.frame_id_column(first + left, first + right), rows.read(SCORES, left, right))
+            for left, right in pairwise([*range(0, last - first, 1 << 16), last - first])
+        ],
+        folder.predictions: [table_lines(chunk_table, threshold)],
+        folder.predictions_parquet: [chunk_table],
+        folder.highest_score: [_highest_scores(store.chunk_id_column(begin, end), chunks)],
+        folder.contigs: [table_lines(contig_table, contig_threshold)],
+        folder.contigs_parquet: [contig_table],
+        folder.viral_contigs: (
+            fasta_record(names[contig], sequence_of(contig))
+            for contig in np.flatnonzero(contigs.is_virus).tolist()
+        ),
+        **region_files(folder, regions, names, lengths, sequence_of, threshold),
+    }
+    return parts, counts, contigs.p_call
 
 
 def _prediction_table(
@@ -345,7 +312,9 @@ def _prediction_table(
     return pa.table(columns, schema)
 
 
-def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tuple[str, ...]) -> pa.Table:
+def _contig_table(
+    store: FrameStore, first: int, calls: ContigCalls, novelty: Float64 | None, classes: tuple[str, ...]
+) -> pa.Table:
     rows = slice(first, first + len(calls.chunks))
     is_scored = calls.scored_chunks > 0
     columns: dict[str, Any] = {
@@ -363,7 +332,7 @@ def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tu
     if calls.classes is not None:
         columns["p_virus"] = pa.array(calls.p_call, mask=~is_scored)
         columns["class"] = pa.array(classes).take(pa.array(calls.classes, mask=~is_scored))
-        columns["novelty"] = pa.array(calls.novelty, from_pandas=True)
+        columns["novelty"] = pa.array(novelty, from_pandas=True)
     return pa.table(columns, contig_schema(store.meta.frames))
 
 

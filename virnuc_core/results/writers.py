@@ -30,14 +30,25 @@ AppendRows = Callable[[pa.Table], None]
 def open_stream(path: Path, *, compress: bool = False, block_bytes: int = 1 << 20) -> Iterator[Write]:
     """A new file of bytes; like those below, it appears when the block ends without an error.
 
-    `block_bytes` are compressed at a time, whatever the writes.
+    `block_bytes` are compressed at a time, whatever the writes; equal content gives equal bytes, since there is no name or time
+    in the header.
     """
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        if compress:
-            with _compressing(file, block_bytes) as write:
-                yield write
-        else:
+        if not compress:
             yield file.write
+            return
+        waiting = bytearray()
+        with igzip_threaded.open(file, "wb", threads=4, block_size=block_bytes) as compressed:
+
+            def write(content: bytes) -> None:
+                waiting.extend(content)
+                whole = len(waiting) - len(waiting) % block_bytes
+                for begin in range(0, whole, block_bytes):
+                    compressed.write(waiting[begin : begin + block_bytes])
+                del waiting[:whole]
+
+            yield write
+            compressed.write(waiting)
 
 
 @contextmanager
@@ -79,23 +90,6 @@ def open_sorted_lines(path: Path, header: bytes) -> Iterator[AppendRows]:
                 write(joined_lines(part.columns))
 
 
-@contextmanager
-def _compressing(file: IO[bytes], block_bytes: int) -> Iterator[Write]:
-    """Compresses into an open file; equal content gives equal bytes, since there is no name or time in the header."""
-    waiting = bytearray()
-    with igzip_threaded.open(file, "wb", threads=4, block_size=block_bytes) as compressed:
-
-        def write(content: bytes) -> None:
-            waiting.extend(content)
-            whole = len(waiting) - len(waiting) % block_bytes
-            for begin in range(0, whole, block_bytes):
-                compressed.write(waiting[begin : begin + block_bytes])
-            del waiting[:whole]
-
-        yield write
-        compressed.write(waiting)
-
-
 class SortedRows:
     """Sorts rows by their first column of text, `in_memory` bytes at a time: sorted runs in the empty file `spilled`.
 
@@ -120,28 +114,20 @@ class SortedRows:
             self._waiting.clear()
 
     def __iter__(self) -> Iterator[pa.Table]:
-        runs: list[Iterator[pa.Table]] = []
+        runs: list[Iterator[pa.RecordBatch]] = []
         if self._bounds[1:]:
             self._spilled.flush()
             content = pa.py_buffer(mmap(self._spilled.fileno(), 0, access=ACCESS_READ))
             parts = map(content.slice, self._bounds[:-1], np.diff(self._bounds).tolist())
-            runs += [map(_as_table, pa.ipc.open_stream(part)) for part in parts]
+            runs += [iter(pa.ipc.open_stream(part)) for part in parts]
         if self._waiting:
-            runs.append(map(_as_table, _sorted(self._waiting).to_batches(self._merged_rows)))
-        return _merged(runs)
-
-
-def _as_table(batch: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches([batch])
+            runs.append(iter(_sorted(self._waiting).to_batches(self._merged_rows)))
+        return _merged([(pa.Table.from_batches([batch]) for batch in run) for run in runs])
 
 
 def _sorted(tables: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(tables).combine_chunks()
     return rows.take(pc.sort_indices(rows[0]))
-
-
-def _rows_until(keys: pa.ChunkedArray, bound: str) -> int:
-    return bisect_right(range(len(keys)), bound, key=lambda row: keys[row].as_py())
 
 
 def _merged(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
@@ -151,7 +137,7 @@ def _merged(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
         bound = min(rows[0][-1].as_py() for rows in following.values())
         parts = []
         for number, rows in list(following.items()):
-            count = _rows_until(rows[0], bound)
+            count = bisect_right(rows[0], bound, key=lambda key: key.as_py())
             parts.append(rows.slice(0, count))
             if count < len(rows):
                 following[number] = rows.slice(count)
@@ -174,43 +160,38 @@ def header_line(columns: Iterable[str]) -> bytes:
 
 def table_lines(table: pa.Table, threshold: float, joined_rows: int = 1 << 16) -> bytes:
     """Tab-separated rows, with `NOT_AVAILABLE` for nulls and numbers as `six_decimals`; see `joined_lines`."""
-    return joined_lines([_cells(column, threshold) for column in table.columns], joined_rows)
+
+    def cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
+        if not pa.types.is_floating(column.type):
+            return column.cast(pa.string()).fill_null(NOT_AVAILABLE)
+        numbers = six_decimals(column.fill_null(0.0).to_numpy(), threshold)
+        return pc.if_else(column.is_valid(), numbers, NOT_AVAILABLE)
+
+    return joined_lines(list(map(cells, table.columns)), joined_rows)
 
 
 def joined_lines(columns: Sequence[pa.StringArray | pa.ChunkedArray], joined_rows: int = 1 << 16) -> bytes:
     """Tab-separated rows of columns of text without nulls, `joined_rows` at a time: an array has at most 2 GiB of text."""
     table = pa.table(list(columns), [str(number) for number in range(len(columns))])
-    return b"".join(map(_joined_batch, table.to_batches(joined_rows)))
-
-
-def _joined_batch(batch: pa.RecordBatch) -> bytes:
-    *first, last = batch.columns
-    lines = pc.binary_join_element_wise(*first, pc.binary_join_element_wise(last, "\n", ""), "\t")
-    _, offsets, text = lines.buffers()
-    joined: bytes = text[: np.frombuffer(offsets, np.int32)[len(lines)]].to_pybytes()
-    return joined
-
-
-def _cells(column: pa.ChunkedArray, threshold: float) -> pa.ChunkedArray:
-    if pa.types.is_floating(column.type):
-        cells = six_decimals(column.fill_null(0.0).to_numpy(), threshold)
-        return pc.if_else(column.is_valid(), cells, NOT_AVAILABLE)
-    return column.cast(pa.string()).fill_null(NOT_AVAILABLE)
+    parts = []
+    for batch in table.to_batches(joined_rows):
+        *first, last = batch.columns
+        lines = pc.binary_join_element_wise(*first, pc.binary_join_element_wise(last, "\n", ""), "\t")
+        _, offsets, text = lines.buffers()
+        parts.append(text[: np.frombuffer(offsets, np.int32)[len(lines)]].to_pybytes())
+    return b"".join(parts)
 
 
 def six_decimals(values: Float64, threshold: float) -> pa.StringArray:
     """Rounds (n,) to six decimals; where that would cross the threshold of a call, to the next value on its own side."""
     is_near = np.abs(values - threshold) < 1e-6
-    text = decimals(values, 6)
-    sided = [_six_decimals(value, threshold) for value in values[is_near].tolist()]
-    return pc.replace_with_mask(text, pa.array(is_near), pa.array(sided, pa.string()))
-
-
-def _six_decimals(value: float, threshold: float) -> str:
-    text = f"{value:.6f}"
-    if (float(text) >= threshold) != (value >= threshold):
-        return f"{float(text) + (1e-6 if value >= threshold else -1e-6):.6f}"
-    return text
+    sided = []
+    for value in values[is_near].tolist():
+        text = f"{value:.6f}"
+        if (float(text) >= threshold) != (value >= threshold):
+            text = f"{float(text) + (1e-6 if value >= threshold else -1e-6):.6f}"
+        sided.append(text)
+    return pc.replace_with_mask(decimals(values, 6), pa.array(is_near), pa.array(sided, pa.string()))
 
 
 def decimals(values: Float64, places: int) -> pa.StringArray:

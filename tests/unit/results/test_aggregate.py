@@ -38,6 +38,7 @@ def test_rows_are_those_of_the_shards_with_their_ids(finished_run: MadeRun, tmp_
     }
     with Embeddings(folder.embeddings, own=True) as embeddings:
         assert expected.items() <= embeddings.attrs.items()
+        embeddings.verify()
     assert aggregate(folder, plan, store, tmp_path / "again.h5").frames == store.num_frames
     assert (tmp_path / "again.h5").read_bytes() == folder.embeddings.read_bytes()
 

@@ -171,7 +171,6 @@ def test_chunks_and_contigs_are_called_by_their_own_scores_and_classed_on_the_si
     assert chunks.classes is not None
     assert chunks.classes.tolist() == [2, -1, 1, 2]
     assert chunks.best_frame.tolist() == [0, NO_FRAME, 3, 1]
-    np.testing.assert_array_equal(chunks.p_region, scores.p_region)
     assert contigs.classes is not None
     found = (contigs.is_virus.tolist(), contigs.classes.tolist(), contigs.viral_chunks.tolist())
     assert found == ([True], [1], [1])

@@ -15,7 +15,7 @@ from virnuc_core.errors import InputError
 from virnuc_core.inference.plan import write_plan
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.inspect import inspect_path
-from virnuc_core.results.run_json import records_of
+from virnuc_core.results.run_json import file_record
 from virnuc_core.run_folder import RunFolder
 
 RESULTS = [path.name for path in RunFolder(Path()).results]
@@ -29,7 +29,7 @@ def folder(finished_run: MadeRun, tmp_path: Path) -> RunFolder:
     copy.page.write_text("<!DOCTYPE html>")
     copy.multiqc.write_text("{}")
     results = [path for path in copy.results if path != copy.report]
-    copy.report.write_text(json.dumps({"files": records_of(results)}))
+    copy.report.write_text(json.dumps({"files": [file_record(path) for path in results]}))
     return copy
 
 
@@ -144,7 +144,7 @@ def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) ->
     run = plan_run(tmp_path / "vectors.h5.run", contigs, config, kind="embed")
     run.compute()
     aggregate(run.folder, run.plan, run.store, out)
-    run.folder.report.write_text(json.dumps({"files": records_of([out])}))
+    run.folder.report.write_text(json.dumps({"files": [file_record(out)]}))
     assert inspect_path(run.folder.root).is_intact
     with h5py.File(out, "r+") as file:
         file["embeddings"][5] = 0
@@ -152,7 +152,7 @@ def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) ->
     assert "the checksum of 'embeddings' is wrong" in inspect_path(out).problems[0]
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "not JSON", '{"files": [{"name": "contigs.tsv"}]}'])
+@pytest.mark.parametrize("content", ["", "{}", "[]", "not JSON", '{"files": [{}]}'])
 def test_a_report_without_records(folder: RunFolder, content: str) -> None:
     folder.report.write_text(content)
     [problem] = inspect_path(folder.root).problems

@@ -1,10 +1,8 @@
 """Regions from made scores, and their files, read by the rules of each format."""
 
-import gzip
 import math
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import fields, replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -12,6 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,10 +23,10 @@ from virnuc_core.results.regions import (
     REGION_SCHEMA,
     ChunkScores,
     Region,
-    RegionFiles,
     best_levels,
     find_regions,
     log_odds,
+    region_files,
 )
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
@@ -169,17 +168,19 @@ def written(folder: Path, names: list[str], *places: tuple[int, int, float]) -> 
         Region(contig=c, start=start, end=start + 500, score=score, **facts) for c, start, score in places
     ]
     run = RunFolder(folder)
-    with ExitStack() as stack:
-        files = RegionFiles(run, stack, 0.5)
-        files.extend(regions, names, [10_000] * len(names), lambda contig: b"ACGTTGCAAC"[contig:] * 1000)
+    files = region_files(
+        run, regions, names, [10_000] * len(names), lambda contig: b"ACGTTGCAAC"[contig:] * 1000, 0.5
+    )
+    pq.write_table(*files.pop(run.regions_parquet), run.regions_parquet)
+    for path, parts in files.items():
+        path.write_bytes(b"".join(parts))
     return run
 
 
 def test_the_same_regions_in_every_format(tmp_path: Path) -> None:
     names = ["k141_1", "k141_2", "k141_3"]
     run = written(tmp_path, names, (0, 0, 25.0), (0, 5000, 250.0), (2, 40, -1.0))
-    table = pd.read_csv(run.regions, sep="\t")
-    assert table.columns.tolist() == REGION_SCHEMA.names
+    table = pd.read_csv(run.regions, sep="\t", names=REGION_SCHEMA.names)
     assert table.values.tolist() == [
         ["k141_1", 1, 500, 500, 1, 25.0, 0.75, "likely"],
         ["k141_1", 5001, 5500, 500, 1, 250.0, 0.75, "confident"],
@@ -193,14 +194,13 @@ def test_the_same_regions_in_every_format(tmp_path: Path) -> None:
     ]
     made_by, facts = "\tvirnuc\tviral_sequence\t", "chunks=1;mean_p=0.750000;tier="
     assert run.regions_gff3.read_text().splitlines() == [
-        "##gff-version 3",
         "##sequence-region k141_1 1 10000",
         f"k141_1{made_by}1\t500\t25.00\t.\t.\tID=k141_1.region_1;{facts}likely",
         f"k141_1{made_by}5001\t5500\t250.00\t.\t.\tID=k141_1.region_2;{facts}confident",
         "##sequence-region k141_3 1 10000",
         f"k141_3{made_by}41\t540\t-1.00\t.\t.\tID=k141_3.region_1;{facts}unsure",
     ]
-    assert gzip.decompress(run.regions_fasta.read_bytes()).decode().replace("\n", "") == (
+    assert run.regions_fasta.read_text().replace("\n", "") == (
         f">k141_1_1_500{'ACGTTGCAAC' * 50}"
         f">k141_1_5001_5500{'ACGTTGCAAC' * 50}"
         f">k141_3_41_540{'GTTGCAAC' * 62}GTTG"
@@ -221,7 +221,7 @@ def test_odd_names_are_valid_in_every_format(tmp_path: Path, names: list[str]) -
         [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
         for path in (run.regions, run.regions_bed, run.regions_gff3)
     )
-    assert [row[0] for row in table[1:]] == names
+    assert [row[0] for row in table] == names
     assert [unquote(row[0]) for row in bed] == [unquote(name) for name in names]
     assert all(len(row) == 6 and BED_NAME.fullmatch(row[0]) for row in bed)
     features = [row for row in gff3 if not row[0].startswith("##")]

@@ -1,4 +1,4 @@
-"""The record of a run: speed, notes for readers, and result files."""
+"""The record of a run: speed, notes for readers, result files, and the row in MultiQC's report."""
 
 import hashlib
 import json
@@ -13,9 +13,19 @@ from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.inference.events import GpuSample, LaneReport
 from virnuc_core.results.fdr import SampleCalls
+from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.run_json import RunReport, lane_row, write_report
 from virnuc_core.results.tables import TableCounts
+from virnuc_core.run_folder import RunFolder
 from virnuc_core.versions import installed_version
+
+COUNTS = TableCounts(
+    records=7, rejected=0, chunks=9, scored_chunks=8, viral_chunks=6, frames=3,
+    contigs_virus=1, contigs_other=4, contigs_unscored=2,
+)  # fmt: skip
+SAMPLE = SampleCalls(
+    prior=0.5, share=0.125, share_low=0.1, fdr=0.05, threshold=0.93, expected_fdr=0.04, expected_false=0.04
+)
 
 
 def run_of(lanes: Sequence[LaneReport]) -> RunReport:
@@ -60,35 +70,22 @@ def test_the_core_reports_without_prefect_and_mlflow(monkeypatch: pytest.MonkeyP
 
 
 def test_what_the_document_and_the_summary_say() -> None:
-    counts = TableCounts(
-        records=3, rejected=0, chunks=9, scored_chunks=8, viral_chunks=6, frames=3,
-        contigs_virus=1, contigs_other=1, contigs_unscored=1,
-    )  # fmt: skip
     slow = replace(PLAN, warnings=("Triton is not installed.",))
-    run = replace(run_of([report()]), plan=slow, counts=counts)
+    run = replace(run_of([report()]), plan=slow, counts=COUNTS)
     assert run.document["warnings"] == ("Triton is not installed.",)
     assert run.document["notes"] == ["Triton is not installed."]
     for line in (
         "note: Triton is not installed.",
-        "3 contigs: 1 virus, 1 other, 1 without a score;",
+        "7 contigs: 1 virus, 4 other, 2 without a score;",
         "9 chunks: 6 virus, 2 other, 1 without a score",
     ):
         assert line in run.summary
     assert "Viruses among" not in run.summary
     assert run.document["sample"] is None
     assert "sample" not in {*run.document["counts"]}
-    sample = SampleCalls(
-        prior=0.5,
-        share=0.125,
-        share_low=0.1,
-        fdr=0.05,
-        threshold=0.93,
-        expected_fdr=0.04,
-        expected_false=0.04,
-    )
-    run = replace(run, counts=replace(counts, sample=sample))
-    assert run.document["sample"] == asdict(sample)
-    assert run.document["counts"] == {k: v for k, v in asdict(counts).items() if k != "sample"}
+    run = replace(run, counts=replace(COUNTS, sample=SAMPLE))
+    assert run.document["sample"] == asdict(SAMPLE)
+    assert run.document["counts"] == {k: v for k, v in asdict(COUNTS).items() if k != "sample"}
     line = "scored contigs: about 12.5 % (cautiously 10 %); false calls to expect: 0.04 of 1 (4 %), called from p_virus 0.93 on"
     assert line in run.summary
     row = lane_row(report())
@@ -99,3 +96,17 @@ def test_what_the_document_and_the_summary_say() -> None:
     busy = lane_row(replace(report(), gpu_samples=samples))
     assert (busy["gpu_utilization"], busy["gpu_memory_gb"]) == (0.6, 2.0)
     assert lane_row(report(shards=0, seconds=2.0))["sequences_per_second"] == 0.0
+
+
+@pytest.mark.parametrize(("lanes", "speed"), [([report()], {"throughput": 2.0}), ([], {})])
+def test_a_row_of_multiqc_has_calls_share_scored_and_speed(
+    lanes: list[LaneReport], speed: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gut\u202e1").mkdir()
+    monkeypatch.chdir(tmp_path / "gut\u202e1")
+    folder = RunFolder(Path())  # `--out .`
+    write_multiqc(folder, replace(run_of(lanes), counts=COUNTS).document)
+    content = json.loads(folder.multiqc.read_text())
+    calls = {"contigs_virus": 1, "contigs_other": 4, "contigs_unscored": 2}
+    assert content["data"] == {"gut%E2%80%AE1": {**calls, "scored": 88.89, **speed, "esm2": 50.0}}
+    assert {*calls, "scored", "throughput", "esm2", "dnabert_s"} == content["headers"].keys()

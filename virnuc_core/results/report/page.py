@@ -1,25 +1,248 @@
-"""Builds the report as one HTML file with style, script and data embedded, so that a browser fetches nothing."""
+"""The report: one HTML file with style, script and data embedded, so that a browser fetches nothing.
+
+The data come from run.json and the Parquet tables, as one JSON document of bounded size.
+"""
 
 import html
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
+from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from virnuc_core.columns import Int64
 from virnuc_core.files import write_text
-from virnuc_core.results.report.data import Limits, gather
+from virnuc_core.plain_text import visible
+from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
+from virnuc_core.results.fdr import SampleCalls
+from virnuc_core.results.report.reading import (
+    BINS,
+    ISLAND_SHARE,
+    UNSURE,
+    Totals,
+    histogram,
+    iter_batches,
+    iter_contigs,
+    most_important,
+)
+from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.specs import FRAME_KINDS, FRAMES_IN_WORDS, FrameRule, chunk_steps
 
-_SCRIPTS: Final = ("data.js", "charts.js", "track.js", "table.js", "page.js")
-_MARK: Final = re.compile(r"\{\{(\w+)\}\}")
-# Could end the script element or be taken for markup; in JSON these occur only in strings.
-_ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+LEVELS: Final = 254  # quantisation of track scores
+NO_SCORE: Final = 255
+MIN_TRACK_CHUNKS: Final = 4
+# The document refers to calls and tiers by index.
+_CALLS: Final = (VIRUS, OTHER, UNSCORED)
+_TIERS: Final = ("confident", "likely", UNSURE, NOT_AVAILABLE)
 
 
-def write_report_page(folder: RunFolder, document: Mapping[str, Any], limits: Limits | None = None) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Upper bounds on what a report contains, and the rows read at a time; the run's tables have the rest."""
+
+    contigs: int = 100_000
+    chunks: int = 4_000_000
+    regions: int = 100_000
+    rejected: int = 200
+    reasons: int = 20
+    name_letters: int = 200
+    files: int = 100
+    lanes: int = 256
+    batch_rows: int = 1 << 16
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
+    """The document of a report; contigs are in input order, and other parts refer to them by index.
+
+    `document` is the content of run.json; the tables are those that the run has just written.
+    """
+    frames: FrameRule = document["frames"]
+    counts, sample = document["counts"], document["sample"]
+    totals = Totals()
+    contigs, regions = most_important(iter_contigs(folder, frames, limits.batch_rows), limits.contigs, totals)
+    place = contigs["place"].to_numpy()
+    in_order = np.argsort(place)
+    row_of = np.argsort(in_order)
+    with_track = list(_choose_tracks(contigs, limits.chunks))
+    chunk_histogram, levels = _read_scores(folder.predictions_parquet, place[with_track], limits.batch_rows)
+    contig_of = pc.index_in(regions["place"], contigs["place"].combine_chunks()).to_numpy()
+    chosen = np.argsort(contig_of, kind="stable")[: limits.regions]
+    chosen = chosen[np.argsort(row_of[contig_of[chosen]], kind="stable")]
+    regions = regions.take(pa.array(chosen))
+    predicted = sorted({name for name, _ in totals.predicted})
+    return {
+        "headline": _headline(counts, totals.values["hosts"]),
+        "sample": f"{SampleCalls(**sample).in_words(counts['contigs_virus'])}." if sample else "",
+        "run": _run_document(document, limits),
+        "call_column": FRAME_KINDS[frames].call_column,
+        "totals": totals.document,
+        "chunk_histogram": chunk_histogram.tolist(),
+        "names": {"calls": _CALLS, "tiers": _TIERS, "predicted": predicted},
+        "contigs": _contig_columns(contigs.take(pa.array(in_order)), frames, predicted, limits),
+        "regions": {
+            "row": row_of[contig_of[chosen]].tolist(),
+            **{name: regions[name].to_pylist() for name in ("start", "end", "score", "mean_p")},
+            "tier": list(map(_TIERS.index, regions["tier"].to_pylist())),
+        },
+        "tracks": {
+            "rows": sorted(row_of[with_track].tolist()),
+            "levels": b64encode(levels).decode(),
+            "min_chunks": MIN_TRACK_CHUNKS,
+        },
+        "island_share": ISLAND_SHARE,
+        "rejected": _read_rejected(folder.rejected, limits),
+        "predicted": [
+            {"class": predicted.index(name), "is_virus": is_virus, **counts}
+            for (name, is_virus), counts in totals.predicted.items()
+        ],
+    }
+
+
+def _run_document(document: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    """What is shown of run.json, with long lists truncated; paths are not."""
+    of_run = (
+        *("out", "finished", "chunk_length", "frames", "counts", "work", "shards", "stage_seconds"),
+        *("throughput", "notes", "links", "versions", "plan_fingerprint", "threshold", "sample"),
+    )
+    of_model = ("family", "repr_layer", "precision", "engine", "attention", "weights_fingerprint", "spec")
+    files, lanes = document["inputs"], document["lanes"]
+    models = [
+        {"name": visible(model["name"]), **{name: model[name] for name in of_model}}
+        for model in document["models"]
+    ]
+    return {
+        **{name: document.get(name) for name in of_run},
+        "models": models,
+        "head": {"name": visible(document["head"]["name"])},
+        "chunk_steps": chunk_steps(document["chunk_length"]),
+        "frames_in_words": FRAMES_IN_WORDS[document["frames"]],
+        "inputs": [{**file, "name": visible(file["name"])} for file in files[: limits.files]],
+        "num_inputs": len(files),
+        "lanes": lanes[: limits.lanes],
+        "num_lanes": len(lanes),
+        "warnings": list(_warnings(document)),
+    }
+
+
+def _warnings(document: Mapping[str, Any]) -> Iterator[str]:
+    counts = document["counts"]
+    for work in document["work"]["models"]:
+        model = f"{visible(work['name'])} ({work['family']})"
+        if work["fp32_batches"]:
+            yield (
+                f"{model}: {work['fp32_batches']:,} of {work['batches']:,} batches were recomputed in fp32, because a number "
+                "was not finite."
+            )
+        if work["out_of_memory"]:
+            yield f"{model}: a batch was split {work['out_of_memory']:,} times, because the device was out of memory."
+    if counts["rejected"]:
+        records = "record was" if counts["rejected"] == 1 else "records were"
+        yield f"{counts['rejected']:,} {records} not used; rejected.tsv says why."
+    if counts["records"] and counts["contigs_unscored"] * 2 > counts["records"]:
+        yield (
+            "More than half of the contigs have no score: most of them are short, or their chunks have no "
+            f"{FRAMES_IN_WORDS[document['frames']]}."
+        )
+
+
+def _headline(counts: Mapping[str, int], hosts: int) -> str:
+    contigs = "contig" if counts["records"] == 1 else "contigs"
+    verb = "is" if counts["contigs_virus"] == 1 else "are"
+    parts = [f"{counts['contigs_virus']:,} of {counts['records']:,} {contigs} {verb} called viral"]
+    if hosts:
+        parts.append(f"{hosts:,} {'other has' if hosts == 1 else 'others have'} a viral region")
+    if unscored := counts["contigs_unscored"]:
+        parts.append(f"{unscored:,} {'has' if unscored == 1 else 'have'} no score")
+    return "; ".join(parts) + "."
+
+
+def _choose_tracks(contigs: pa.Table, max_chunks: int) -> Iterator[int]:
+    """The contigs with a score and enough chunks for a track, in the given order, of up to `max_chunks` in all."""
+    sizes = zip(contigs["scored_chunks"].to_pylist(), contigs["chunks"].to_pylist(), strict=True)
+    for number, (scored, chunks) in enumerate(sizes):
+        if scored and MIN_TRACK_CHUNKS <= chunks <= max_chunks:
+            yield number
+            max_chunks -= chunks
+
+
+def _read_scores(path: Path, wanted: Int64, batch_rows: int) -> tuple[Int64, bytes]:
+    """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs at some places."""
+    counts = np.zeros(BINS, np.int64)
+    parts: list[bytes] = []
+    place = -1
+    for batch in iter_batches(path, ("chunk", "p_virus"), batch_rows):
+        p_virus = batch["p_virus"].to_numpy(zero_copy_only=False)
+        counts += histogram(p_virus)
+        places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
+        place = int(places[-1])
+        parts.append(quantise(p_virus)[np.isin(places, wanted)].tobytes())
+    return counts, b"".join(parts)
+
+
+def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    """Probabilities (n,) as levels 0 to `LEVELS`, `NO_SCORE` for NaN.
+
+    A level spans 1/254 upwards from level / 254, so that 0.5 is the border of a level.
+    """
+    levels = np.floor(np.nan_to_num(p_virus) * LEVELS).astype(np.uint8)
+    levels[np.isnan(p_virus)] = NO_SCORE
+    return levels
+
+
+def _contig_columns(
+    contigs: pa.Table, frames: FrameRule, predicted: Sequence[str], limits: Limits
+) -> dict[str, Any]:
+    names = {
+        "place": "place",
+        "length": "length",
+        "chunks": "chunks",
+        "scored": "scored_chunks",
+        "viral": "viral_chunks",
+        FRAME_KINDS[frames].call_column: "p_call",
+    }
+    columns = {name: contigs[column].to_pylist() for name, column in names.items()}
+    columns["name"] = [_cut(name, limits.name_letters) for name in contigs["contig"].to_pylist()]
+    columns["call"] = list(map(_CALLS.index, contigs["call"].to_pylist()))
+    columns["tier"] = [_TIERS.index(tier or NOT_AVAILABLE) for tier in contigs["tier"].to_pylist()]
+    if predicted:
+        columns["predicted"] = pc.index_in(contigs["class"], pa.array(predicted)).to_pylist()
+        columns["novelty"] = contigs["novelty"].to_pylist()
+    return columns
+
+
+def _read_rejected(path: Path, limits: Limits) -> dict[str, Any]:
+    reasons: Counter[str] = Counter()
+    first: list[list[str]] = []
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for line in islice(lines, 1, None):
+            cells = line.rstrip("\n").split("\t")
+            reason = cells[-1]
+            reasons[reason if reason in reasons or len(reasons) < limits.reasons else "other reasons"] += 1
+            if len(first) < limits.rejected:
+                first.append([_cut(cell, limits.name_letters) for cell in cells])
+    return {"total": sum(reasons.values()), "reasons": dict(reasons.most_common()), "first": first}
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+
+
+def write_report_page(folder: RunFolder, document: Mapping[str, Any]) -> None:
     """Writes report.html from run.json's content and the tables of a run, atomically.
 
     The content security policy lets a browser run only this script, apply only this style sheet, and fetch nothing.
@@ -27,9 +250,10 @@ def write_report_page(folder: RunFolder, document: Mapping[str, Any], limits: Li
     Raises:
         OSError: a file cannot be read or written.
     """
-    data = gather(folder, document, limits)
+    data = gather(folder, document)
     style = _source("style.css")
-    script = "\n".join(['"use strict";', "(() => {", *map(_source, _SCRIPTS), "})();"])
+    scripts = map(_source, ("data.js", "charts.js", "track.js", "table.js", "page.js"))
+    script = "\n".join(['"use strict";', "(() => {", *scripts, "})();"])
     name = data["run"]["out"].rstrip("/").rpartition("/")[2] or "run"
     values = {
         "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
@@ -41,13 +265,14 @@ def write_report_page(folder: RunFolder, document: Mapping[str, Any], limits: Li
         "data": script_json(data),
     }
     # In one pass, so that marks in filled-in text are not replaced.
-    write_text(folder.page, _MARK.sub(lambda mark: values[mark[1]], _source("template.html")))
+    write_text(folder.page, re.sub(r"\{\{(\w+)\}\}", lambda mark: values[mark[1]], _source("template.html")))
 
 
 def script_json(document: Mapping[str, Any]) -> str:
     """ASCII-only JSON that is safe in a script element, whatever its strings hold."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    for letter, escape in _ESCAPES.items():
+    # Could end the script element or be taken for markup; in JSON these occur only in strings.
+    for letter, escape in {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}.items():
         text = text.replace(letter, escape)
     return text
 

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +23,6 @@ ISLAND_SHARE: Final = 0.8
 UNSURE: Final = "unsure"
 
 
-Row = dict[str, Any]
-
-
 def iter_batches(
     path: Path, columns: Sequence[str] | None = None, batch_rows: int = 1 << 16
 ) -> Iterator[pa.RecordBatch]:
@@ -47,16 +42,14 @@ def iter_contigs(
     waiting = pa.RecordBatch.from_pylist([], REGION_SCHEMA)
     first = 0
     for batch in iter_batches(folder.contigs_parquet, None, batch_rows):
-        own, row = [], 0
+        own = []
         while len(waiting) or (waiting := next(region_batches, waiting)):
-            rows = pc.index_in(waiting["contig"], batch["contig"]).fill_null(-1).to_numpy().astype(np.int64)
-            follows = np.diff(rows, prepend=row) >= 0
-            count = len(rows) if follows.all() else int(follows.argmin())
-            own.append(waiting.slice(0, count).append_column("place", pa.array(first + rows[:count])))
-            waiting = waiting.slice(count)
+            # Regions are in the order of their contigs, so those of this block come first.
+            rows = pc.index_in(waiting["contig"], batch["contig"]).drop_null().to_numpy()
+            own.append(waiting.slice(0, len(rows)).append_column("place", pa.array(first + rows, pa.int64())))
+            waiting = waiting.slice(len(rows))
             if len(waiting):
                 break
-            row = int(rows[-1])
         regions = pa.Table.from_batches(own, REGION_SCHEMA.append(pa.field("place", pa.int64())))
         rows, lengths = regions["place"].to_numpy() - first, regions["length"].to_numpy()
         is_sure = pc.not_equal(regions["tier"], UNSURE).to_numpy()
@@ -78,13 +71,14 @@ class Totals:
     """Sums over contigs.
 
     Attributes:
-        values: contigs, bases, regions, region_bases (bases in regions), island_contigs (partly viral), hosts (not called virus,
-            but with a region of a tier above unsure).
+        values: region_bases are those in regions, island_contigs those viral in part, hosts those not called virus, but with a
+            region of a tier above unsure.
         predicted: contigs and bases by predicted class and whether it is one of viruses.
     """
 
     def __init__(self) -> None:
-        self.values: Counter[str] = Counter()
+        names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
+        self.values: Counter[str] = Counter(dict.fromkeys(names, 0))
         self.predicted: dict[tuple[str, bool], Counter[str]] = {}
         self._calls: Counter[str] = Counter()
         self._tiers: Counter[str] = Counter()
@@ -122,11 +116,10 @@ class Totals:
                 own.update(contigs=row["count_all"], bases=row["bases_sum"])
 
     @property
-    def document(self) -> Row:
+    def document(self) -> dict[str, Any]:
         """As JSON values; tiers are of contigs called virus, histogram and sum are of p_call."""
-        names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
         return {
-            **{name: self.values[name] for name in names},
+            **self.values,
             "calls": dict(self._calls),
             "tiers": dict(self._tiers),
             "histogram": self._histogram.tolist(),
@@ -140,10 +133,12 @@ def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return np.bincount(bins, minlength=BINS).astype(np.int64)
 
 
-def most_important(blocks: Iterable[tuple[pa.Table, pa.Table]], limit: int, totals: Totals) -> list[Row]:
-    """The contigs to keep if there are too many: viral ones first, then by viral chunks, length, and input order.
+def most_important(
+    blocks: Iterable[tuple[pa.Table, pa.Table]], limit: int, totals: Totals
+) -> tuple[pa.Table, pa.Table]:
+    """The contigs to keep if there are too many, and their regions: viral ones first, then by viral chunks, length, and input order.
 
-    Each has its `regions`; a few blocks more than the limit are held at a time. All contigs are added to the totals.
+    A few blocks more than the limit are held at a time. All contigs are added to the totals.
     """
     contigs: list[pa.Table] = []
     regions: list[pa.Table] = []
@@ -152,27 +147,14 @@ def most_important(blocks: Iterable[tuple[pa.Table, pa.Table]], limit: int, tota
         contigs.append(own_contigs)
         regions.append(own_regions)
         if sum(map(len, contigs)) >= 2 * limit:
-            contigs, regions = _kept(contigs, regions, limit)
-    contigs, regions = _kept(contigs, regions, limit)
-    regions_of = {place: list(own) for place, own in groupby(_rows(regions), key=itemgetter("place"))}
-    shown = list(_rows(contigs))
-    for contig in shown:
-        contig["regions"] = regions_of.get(contig["place"], [])
-    return shown
+            contigs, regions = ([kept] for kept in _kept(contigs, regions, limit))
+    return _kept(contigs, regions, limit)
 
 
-def _kept(
-    contigs: Sequence[pa.Table], regions: Sequence[pa.Table], limit: int
-) -> tuple[list[pa.Table], list[pa.Table]]:
-    if not contigs:
-        return [], []
+def _kept(contigs: list[pa.Table], regions: list[pa.Table], limit: int) -> tuple[pa.Table, pa.Table]:
     rows = pa.concat_tables(contigs)
     is_viral = pc.equal(rows["call"], VIRUS).to_numpy() | (rows["num_regions"].to_numpy() > 0)
     keys = (rows["place"], pc.negate(rows["length"]), pc.negate(rows["viral_chunks"]), ~is_viral)
     rows = rows.take(pa.array(np.lexsort([np.asarray(key) for key in keys])[:limit]))
     own = pa.concat_tables(regions)
-    return [rows], [own.filter(pc.is_in(own["place"], rows["place"].combine_chunks()))]
-
-
-def _rows(tables: Iterable[pa.Table]) -> Iterator[Row]:
-    return (row for table in tables for row in table.to_pylist())
+    return rows, own.filter(pc.is_in(own["place"], rows["place"].combine_chunks()))
