@@ -34,13 +34,11 @@ def settings_table(_: Results) -> str:
 
 
 def variables_table(_: Results) -> str:
-    """Environment variables without a flag."""
     fields = EnvConfig.model_fields.values()
     return markdown("variable|meaning", ((f"`{field.alias}`", field.description or "") for field in fields))
 
 
 def versions_table(_: Results) -> str:
-    """The supported versions."""
     rows = [
         (f"{one.package}{' (optional)' * one.is_optional}", one.range_text, one.newer, one.why)
         for one in KNOWN_VERSIONS
