@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_
 import click
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from virnuc_cli.terminal import OutputMode
     from virnuc_core.settings import Settings
 
@@ -117,37 +115,41 @@ _HELP_ALL: Final = click.Option(
 
 
 def setting_options(model: "type[Settings]") -> list[click.Option]:
-    """The options of a settings model, its own before inherited ones."""
-    fields = model.model_fields
-    names = [name for owner in model.__mro__ for name in inspect.get_annotations(owner) if name in fields]
-    return [_setting_option(name, fields[name], model.left_out) for name in dict.fromkeys(names)]
+    """The options of a settings model, its own before inherited ones; values are checked with those of variables and files."""
+    from virnuc_core.settings import in_words
 
-
-def _setting_option(name: str, field: "FieldInfo", left_out: str) -> click.Option:
-    """The option of a setting; its value is checked together with those of variables and files."""
-    from virnuc_core.settings import help_of
-
-    flag, shown, default = name.replace("_", "-"), help_of(field), left_out or default_in_words(field)
-    names = [f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"]
-    return (click.Option if shown.common else RareOption)(
-        [*filter(None, [shown.short]), *names],
-        default=None,
-        metavar=shown.metavar or "|".join(_values(field.annotation)),
-        help=f"{field.description}{default and f' [{default}]'}.",
+    # Others are listed by --help-all alone.
+    common = (
+        "preset",
+        "chunk_length",
+        "threshold",
+        "fdr",
+        "esm_model",
+        "dnabert_model",
+        "head",
+        "groups",
+        "devices",
+        "threads",
     )
-
-
-def default_in_words(field: "FieldInfo") -> str:
-    """The default of a setting as help and docs show it; empty if it must be given."""
-    from virnuc_core.settings import help_of
-
-    if field.is_required():
-        return ""
-    if words := help_of(field).default:
-        return words
-    if isinstance(field.default, bool):
-        return "on" if field.default else "off"
-    return ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+    metavars = {
+        **dict.fromkeys(("esm_model", "dnabert_model"), "NAME|PATH"),
+        **{"head": "PATH", "groups": "TSV", "project": "NAME", "devices": "auto|cpu|0,1,..."},
+    }
+    fields = model.model_fields
+    own_first = (name for owner in model.__mro__ for name in inspect.get_annotations(owner) if name in fields)
+    options = []
+    for name in dict.fromkeys(own_first):
+        field, flag = fields[name], name.replace("_", "-")
+        names = [f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"]
+        default = model.left_out or in_words(field)
+        option = (click.Option if name in common else RareOption)(
+            ["-t", *names] if name == "threads" else names,
+            default=None,
+            metavar=metavars.get(name) or "|".join(_values(field.annotation)),
+            help=f"{field.description}{default and f' [{default}]'}.",
+        )
+        options.append(option)
+    return options
 
 
 def _values(annotation: Any) -> list[str]:
