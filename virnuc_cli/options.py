@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # Of every command, since click keeps the help flags of its first context, which may have no parent.
 CONTEXT_SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _ALL: Final = "virnuc.help-all"
-_WHOLE: Final = 1000  # characters, longer than any first sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,7 @@ class CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands as they are defined; click would sort them, and truncate their descriptions."""
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, one.get_short_help_str(_WHOLE)) for name, one in self.commands.items()]
-            )
+            formatter.write_dl([(name, one.get_short_help_str(1000)) for name, one in self.commands.items()])
 
 
 class Command(click.Command):
@@ -102,16 +99,6 @@ def _show_all(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help())
         ctx.exit()
-
-
-_HELP_ALL: Final = click.Option(
-    ["--help-all"],
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_all,
-    help="Show this message with all settings.",
-)
 
 
 def setting_options(model: "type[Settings]") -> list[click.Option]:
@@ -201,7 +188,18 @@ def command(
                 rare(["--json", "as_json"], is_flag=True, help="One JSON object on stdout, for machines.")
             )
         made.append(rare(["--debug"], is_flag=True, help="Show the traceback of an error."))
-        return [*made, _HELP_ALL] if settings else made
+        if settings:
+            made.append(
+                click.Option(
+                    ["--help-all"],
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_show_all,
+                    help="Show this message with all settings.",
+                )
+            )
+        return made
 
     def decorate(function: Callable[..., Answer | None]) -> Command:
         made = Command(
