@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.outputs import require_places
 from tests.end_to_end.conftest import CommandLine, write_class
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web
+from virnuc_core.errors import UsageError
 from virnuc_core.remote import output_path
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -70,6 +72,12 @@ def test_another_runs_results_are_not_replaced(
     virnuc.refused(4, "holds the results of a run with other inputs", *command)
     assert not list(output_path(f"{storage.url}/run").glob("shards/*.h5"))
     virnuc.done(*command, "--force")
+
+
+def test_a_pool_needs_a_staging_folder_that_is_named(set_env: Callable[..., None]) -> None:
+    set_env(VIRNUC_STAGING="")
+    with pytest.raises(UsageError, match="VIRNUC_STAGING"):
+        require_places(["s3://bucket/contigs.fa"], "/tmp/run", "pool")
 
 
 def test_a_head_is_trained_on_files_at_urls(
