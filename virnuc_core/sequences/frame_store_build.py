@@ -47,8 +47,8 @@ def build_frame_store(
     """Stores the frames of sequence files, or without `chunk_length` their whole sequences, in a new store.
 
     The store appears under its name when complete, replacing an older one. Peak memory is about 5 bytes per letter of
-    the longest record plus 8 bytes per record. `rejected_copy` is a second path for rejected.tsv, which is written even if
-    no record is usable.
+    the longest record plus 8 bytes per record. `rejected_copy` is a second path for rejected.tsv, for one with records
+    alone, even if no record is usable.
 
     Raises:
         InputError: an input cannot be read, changes meanwhile, or has no usable record.
@@ -115,9 +115,11 @@ class _Builder:
                     f"{path} changed while it was read: wait until whatever writes it has ended, and run the same "
                     "command again."
                 )
-        if rejected_copy is not None:
+        if rejected_copy is not None and self.num_rejected:
             with atomic_path(rejected_copy) as temporary:
                 shutil.copyfile(self.folder / REJECTED_NAME, temporary)
+        elif rejected_copy is not None:
+            rejected_copy.unlink(missing_ok=True)
         if not self.num_records:
             raise InputError(self._nothing_usable(inputs, rejected_copy))
         if self.num_rejected:
