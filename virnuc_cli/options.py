@@ -101,6 +101,17 @@ def _show_all(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
         ctx.exit()
 
 
+def _help_all() -> click.Option:
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all,
+        help="Show this message with all settings.",
+    )
+
+
 def setting_options(model: "type[Settings]") -> list[click.Option]:
     """The options of a settings model, its own before inherited ones; values are checked with those of variables and files."""
     from virnuc_core.settings import in_words
@@ -188,18 +199,7 @@ def command(
                 rare(["--json", "as_json"], is_flag=True, help="One JSON object on stdout, for machines.")
             )
         made.append(rare(["--debug"], is_flag=True, help="Show the traceback of an error."))
-        if settings:
-            made.append(
-                click.Option(
-                    ["--help-all"],
-                    is_flag=True,
-                    is_eager=True,
-                    expose_value=False,
-                    callback=_show_all,
-                    help="Show this message with all settings.",
-                )
-            )
-        return made
+        return [*made, _help_all()] if settings else made
 
     def decorate(function: Callable[..., Answer | None]) -> Command:
         made = Command(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Final, TypeVar
 
-from virnuc_core.errors import StorageLostError, is_retryable, storage_error
+from virnuc_core.errors import StorageLostError, VirnucError, is_retryable, storage_error
 
 R = TypeVar("R")
 
@@ -32,7 +32,7 @@ def retrying(name: str, call: Callable[[], R], stopping: Event | None = None) ->
         try:
             with translate_os_errors():
                 return call()
-        except Exception as error:
+        except VirnucError as error:
             is_over = stopping.is_set() or not is_repeated(name, error, tries)
             if is_over or stopping.wait(DELAYS_SECONDS[tries - 1]):
                 raise

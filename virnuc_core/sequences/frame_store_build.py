@@ -5,7 +5,6 @@ import shutil
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,19 +90,19 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         sync_folder(folder.parent)
 
 
-@dataclass
 class _Builder:
-    folder: Path
-    chunk_length: ChunkRule | None
-    alphabet: Alphabet
-    frames: FrameRule = "open"
-    min_length: int = 0
-    name_hashes: "array[int]" = field(default_factory=lambda: array("q"))
-    num_records: int = 0
-    num_chunks: int = 0
-    num_frames: int = 0
-    num_rejected: int = 0
-    num_escaped: int = 0
+    num_records = num_chunks = num_frames = num_rejected = num_escaped = 0
+
+    def __init__(
+        self,
+        folder: Path,
+        chunk_length: ChunkRule | None,
+        alphabet: Alphabet,
+        frames: FrameRule = "open",
+        min_length: int = 0,
+    ) -> None:
+        self.folder, self.chunk_length, self.alphabet = folder, chunk_length, alphabet
+        self.frames, self.min_length, self.name_hashes = frames, min_length, array("q")
 
     def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
         """Reads the inputs and writes everything, meta.json last; raises InputError."""
