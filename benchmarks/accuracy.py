@@ -37,7 +37,6 @@ Results = dict[str, npt.NDArray[Any]]
 
 
 def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str) -> Results:
-    """Runs all frames of a store in one process on one device."""
     folder.root.mkdir()
     folder.frames.symlink_to(store.folder)
     is_bundled = config.esm_model == config.dnabert_model == "tiny"  # there is a head for these alone
@@ -64,7 +63,6 @@ def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str
 
 
 def compare(found: Results, reference: Results) -> Json:
-    """Cosines of the vectors, and agreement of the calls."""
     metrics: Json = {}
     for kind in ("dna", "protein"):
         if kind in found:
@@ -88,7 +86,6 @@ def agreement(found: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
 
 
 def main() -> None:
-    """Command line."""
     parser = options_of("accuracy", __doc__)
     parser.add_argument("fasta", nargs="+")
     parser.add_argument("--precision", default="fp16,bf16,fp8")

@@ -79,7 +79,6 @@ def random_sequences(family: Family, lengths: Int64, rng: np.random.Generator) -
 
 
 def write_fasta(path: Path, sequences: ByteColumn) -> None:
-    """Writes sequences under the names s0, s1, ..."""
     with path.open("w") as file:
         file.writelines(f">s{number}\n{text}\n" for number, text in enumerate(sequences.to_strings()))
 
@@ -105,13 +104,11 @@ def rounds_per_second(steps: Sequence[Callable[[], object]], seconds: float, dev
 
 
 def synchronize(device: str) -> None:
-    """Waits until the device is idle."""
     if device != "cpu":
         torch.cuda.synchronize(device)
 
 
 def gemm_shapes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """Input and output width of every matrix product of a layer."""
     width, ffn = spec.embedding_dim, spec.ffn_dim
     inner = ffn if spec.family == "esm2" else 2 * ffn
     return (width, 3 * width), (width, width), (width, inner), (ffn, width)
@@ -296,7 +293,6 @@ def measure_end_to_end(case: Json, config: RunConfig, devices: tuple[str, ...], 
 
 
 def _run_lanes(folder: RunFolder, devices: tuple[str, ...]) -> list[tuple[LaneReport, float]]:
-    """Computes all shards; report and seconds of work of each lane."""
     times: dict[int, list[float]] = {}
 
     def observe(event: LaneEvent) -> None:
@@ -329,7 +325,6 @@ def machine(device: str) -> Json:
 
 
 def measure(options: argparse.Namespace) -> list[Json]:
-    """All cases, each model in each precision at each distribution of lengths."""
     devices = resolve_devices(tuple(options.devices.split(",")))
     cases = []
     for name in options.model:
@@ -358,7 +353,6 @@ def measure(options: argparse.Namespace) -> list[Json]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of a command line."""
     parser = options_of("forward", __doc__)
     add = parser.add_argument
     add("--model", action="append", required=True, metavar="NAME|PATH", help="as in embed; several times")
@@ -375,7 +369,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
     options = parse(argv)
     try:
         device = resolve_devices(tuple(options.devices.split(",")))[0]

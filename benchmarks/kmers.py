@@ -109,7 +109,6 @@ class KmerModel:
 
     @classmethod
     def train(cls, genomes: Genomes, lengths: Sequence[int], num_pieces: int) -> Self:
-        """Fits one regression for each length."""
         rng = np.random.default_rng(SEED)
         weights, bias = [], []
         for length in lengths:
@@ -167,7 +166,6 @@ def shares_found(sequences: ByteColumn, known: ByteColumn) -> Float64:
 
 
 def load_training_genomes(data: Path) -> Genomes:
-    """The labelled genomes of train.fa.gz and extra.fa.gz."""
     return Genomes.load([data / name for name in TRAINING_FILES], data / "genomes.tsv")
 
 
@@ -184,7 +182,6 @@ def predict(model: KmerModel, fasta: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.kmers",
         description=__doc__,

@@ -27,7 +27,6 @@ STOPS = ("TAA", "TAG", "TGA")
 
 
 def write_genes(path: Path, num_contigs: int) -> None:
-    """Writes random contigs whose first frame has no stop."""
     codons = np.array([a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT" if a + b + c not in STOPS])
     draw = np.random.default_rng(0)
     with path.open("w") as file:
@@ -36,7 +35,6 @@ def write_genes(path: Path, num_contigs: int) -> None:
 
 
 def measure(fasta: Path, out: Path, flags: list[str]) -> Json:
-    """Seconds of one run: the command, the busiest lane with loaded models, and the stages."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "virnuc_cli", "predict", str(fasta), "--out", str(out), "--quiet"]
     subprocess.run([*command, *flags], check=True)
@@ -53,7 +51,6 @@ def measure(fasta: Path, out: Path, flags: list[str]) -> Json:
 
 
 def main() -> None:
-    """Command line."""
     parser = options_of("main_job", __doc__)
     parser.add_argument("--mbp", type=int, default=30)
     parser.add_argument("--esm-model", default="650M")

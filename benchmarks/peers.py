@@ -57,7 +57,6 @@ class Peer:
 
 
 def fair_esm_model(spec: ModelSpec, device: str) -> Any:
-    """fair-esm's own class, in evaluation mode."""
     import esm
 
     with torch.device(device):
@@ -147,7 +146,6 @@ def varlen_attention(
 
 
 def needs_stand_in() -> bool:
-    """Whether flash-attn 2 is missing."""
     return not installed_version("flash-attn")
 
 
@@ -219,7 +217,6 @@ def residues_per_second(embed: Embed, batches: list[Batch], seconds: float) -> f
 def measure_peer(
     peer: Peer, name: str, sequences: dict[str, Batch], device: str, seconds: float
 ) -> Iterator[Json]:
-    """One row per length distribution: residues/s by budget, and the best."""
     if importlib.util.find_spec(peer.package) is None:
         yield {"peer": peer.name, "model": name, "skipped": f"{peer.package} is not installed"}
         return
@@ -238,14 +235,12 @@ def measure_peer(
 
 
 def free_memory() -> None:
-    """Returns unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list[Any], list[Any]]:
-    """The rows of all peers, and virnuc's own cases, for one model."""
     rng = np.random.default_rng(0)
     sequences = {}
     for lengths in arguments.lengths.split(","):
@@ -269,7 +264,6 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
 
 
 def main() -> None:
-    """Command line."""
     parser = options_of("peers", __doc__)
     parser.add_argument("--model", action="append", help="catalogue name, several times [650M and 3B]")
     parser.add_argument("--precision", default="fp16,fp8")

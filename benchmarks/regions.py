@@ -40,18 +40,15 @@ class SyntheticContig:
 
     @property
     def segment_length(self) -> int:
-        """Bp, 0 without a segment."""
         return self.end - self.begin
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a table."""
     with path.open(newline="") as handle:
         return list(csv.DictReader(handle, delimiter="\t"))
 
 
 def read_classes(path: Path) -> dict[str, str]:
-    """The class of each record of a table of labels."""
     return {row["id"]: row["class"] for row in read_rows(path)}
 
 
@@ -115,7 +112,6 @@ def paste(
 
 
 def read_genomes(fasta: Path, classes: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Viral and bacterial sequences by class and name."""
     genomes: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
     with dnaio.open(fasta) as records:
         for record in records:
@@ -128,7 +124,6 @@ def read_genomes(fasta: Path, classes: Mapping[str, str]) -> dict[str, dict[str,
 def make_contigs(
     genomes: Mapping[str, Mapping[str, str]], windows: tuple[int, int] = WINDOWS
 ) -> list[SyntheticContig]:
-    """Contigs with segments of each length, and without any."""
     generator = random.Random(SEED)
     groups = cut_segments(genomes["viral"], generator, NUM_SEGMENTS).values()
     segments = [segment for group in groups for segment in group.values()]
@@ -192,7 +187,6 @@ def measure(contigs: Sequence[SyntheticContig], run: Path) -> Json:
 
 
 def main() -> None:
-    """Command line."""
     parser = options_of("regions", __doc__)
     parser.add_argument("--fasta", type=Path, required=True)
     parser.add_argument("--table", type=Path, required=True)

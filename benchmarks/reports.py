@@ -35,12 +35,10 @@ def command_of(name: str) -> str:
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Writes a report as JSON, and creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def print_and_write(report: Mapping[str, Any], path: Path) -> None:
-    """Prints a report as JSON, too."""
     print(json.dumps(report, indent=1))
     write_report(report, path)

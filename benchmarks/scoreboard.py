@@ -241,7 +241,6 @@ def read_jaeger(out: Path, count: int) -> dict[str, Answers]:
 
 
 def read_kmers(path: Path, count: int) -> Answers:
-    """What benchmarks.kmers wrote."""
     p_virus = np.full(count, np.nan)
     for row in read_rows(path):
         p_virus[_number(row["contig"])] = _score(row["p_virus"])
@@ -362,7 +361,6 @@ def _rounded(value: float) -> float:
 def score_set(
     own: SequenceSet, programs: Sequence[Program], start_up: Mapping[str, Json], scratch: Path
 ) -> Json:
-    """Runs all programs on a set."""
     bases = int(own.bases.lengths.sum())
     runs, results, of_tiers = {}, {}, {}
     for program in programs:
@@ -389,7 +387,6 @@ def score_set(
 
 
 def measure_all(arguments: argparse.Namespace, scratch: Path) -> None:
-    """Trains the baseline, runs every program on every set, and writes the report after each."""
     trained = scratch / "kmers.npz"
     train = ["benchmarks.kmers", "train", "--data", str(arguments.data.absolute()), "--model", str(trained)]
     training = run_measured([sys.executable, "-m", *train, "--pieces", str(arguments.kmer_pieces)], scratch)
@@ -426,7 +423,6 @@ def measure_all(arguments: argparse.Namespace, scratch: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
     parser = options_of("scoreboard", __doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--jaeger", type=Path, metavar="VENV")

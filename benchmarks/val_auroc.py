@@ -21,7 +21,6 @@ CHUNK_LENGTHS = (500, 300)
 
 
 def measure_chunks(rows: list[dict[str, str]], class_of: dict[str, str]) -> Json:
-    """Metrics of the rows of predictions.tsv, given the class of each contig."""
     names = [class_of[row["contig"]] for row in rows]
     class_names, classes = np.unique(names, return_inverse=True)
     is_scored = np.array([row["status"] == "scored" for row in rows])
@@ -62,7 +61,6 @@ def metrics_of(calls: KnownCalls) -> Json:
 
 
 def main() -> None:
-    """Command line."""
     parser = options_of("val_auroc", __doc__)
     for name in ("fasta", "table"):
         parser.add_argument(f"--{name}", type=Path, required=True)

@@ -43,7 +43,6 @@ _ELSEWHERE: Final = re.compile(r"[a-z]+:|#|//")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds generated pages, and those from elsewhere in the repository."""
     contents = {name: (ROOT / source).read_text(encoding="utf-8") for source, name in PAGES.items()}
     contents |= {COMMANDS: commands_page(cli), API: api_page()}
     for name, content in contents.items():
@@ -52,7 +51,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrites every link into the repository."""
     own = page.file.src_uri
     if own in (COMMANDS, API):
         return markdown
@@ -81,7 +79,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def commands_page(group: click.Group) -> str:
-    """Every command with its arguments and options."""
     head = (
         "# All commands and flags\n\n"
         "Made from the command line of this version. [Command line](cli.md) explains what the flags do together.\n"
@@ -111,6 +108,5 @@ def _option_row(option: click.Option) -> str:
 
 
 def api_page() -> str:
-    """The mkdocstrings directives for the public names."""
     head = "# Python reference\n\nMade from the code of this version. [Python](python-api.md) shows the functions at work.\n"
     return head + "".join(f"\n::: {name}\n" for name in API_NAMES)

@@ -60,11 +60,12 @@ class Store:
 
     def _connect(self, on_connected: "Callable[[MlflowClient, str], None] | None") -> None:
         try:
-            try:
-                _import_mlflow()
-            finally:
-                self._is_imported.set()
-            client, experiment = _connect()
+            with without_collection():  # the store's modules are imported when a client is made
+                try:
+                    _import_mlflow()
+                finally:
+                    self._is_imported.set()
+                client, experiment = _connect()
             if on_connected is not None:
                 on_connected(client, experiment)
             self._connection.set_result((client, experiment))
@@ -240,7 +241,7 @@ def _import_mlflow() -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     # Of two threads that import it at once, one may see a part of it.
-    with _importing, without_collection():
+    with _importing:
         import mlflow  # noqa: F401
 
     # virnuc says itself what fails. Their lines can hold the address of the store, and with it a password.

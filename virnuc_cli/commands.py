@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
@@ -200,23 +199,13 @@ def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Ans
     for written in filter(None, (path, rejected)):
         require_no_input(written, inputs)
         require_writable(written)
-    scratch_parent = None if rejected is None else rejected.parent
-    with readable(inputs), TemporaryDirectory(dir=scratch_parent) as scratch:
-        try:
-            store = build_frame_store(
-                inputs, Path(scratch) / "frames", settings.chunk_length, rejected_copy=rejected
-            )
-        finally:
-            if rejected is not None:
-                _drop_empty_table(rejected)
+    with readable(inputs), TemporaryDirectory(dir=rejected and rejected.parent) as scratch:
+        store = build_frame_store(
+            inputs, Path(scratch) / "frames", settings.chunk_length, rejected_copy=rejected
+        )
         write_frames_tsv(store, path)
         meta = store.meta
-    counts = {
-        "records": meta.num_records,
-        "rejected": meta.num_rejected,
-        "chunks": meta.num_chunks,
-        "frames": meta.num_frames,
-    }
+    counts = {name: getattr(meta, f"num_{name}") for name in ("records", "rejected", "chunks", "frames")}
     document: dict[str, Any] = {"out": str(path), "counts": counts}
     summary = f"{meta.num_frames} stop-free frames of {meta.num_records} records in {path}"
     if meta.num_rejected:
@@ -224,14 +213,6 @@ def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Ans
         summary += f"\n{meta.num_rejected} records cannot be used"
         summary += f", see {rejected}" if rejected else ": with a file as --out, a table beside it says why"
     return Answer(document, summary)
-
-
-def _drop_empty_table(path: Path) -> None:
-    if path.exists():
-        with path.open("rb") as lines:
-            is_empty = sum(1 for _ in islice(lines, 2)) < 2
-        if is_empty:
-            path.unlink()
 
 
 @command(cli, click.Argument(["path"]))

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from virnuc_core.models.catalogue import CatalogueEntry
     from virnuc_core.models.checkpoint import Checkpoint
 
-_FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
-_PUBLISHED_BYTES = 4  # per parameter: published checkpoints are fp32
-
 
 @cli.group(name="models", cls=CommandGroup)
 def models_group() -> None:
@@ -50,7 +47,7 @@ def _facts(entry: "CatalogueEntry") -> dict[str, Any]:
     parameters = sum(math.prod(shape) for shape in parameter_shapes(spec).values())
     gpu_budget, cpu_budget = (saturating_token_budget(spec, kind) for kind in ("cuda", "cpu"))
     if location is None:
-        disk_bytes, here = _PUBLISHED_BYTES * parameters, "no"
+        disk_bytes, here = 4 * parameters, "no"
     else:
         disk_bytes = sum(path.stat().st_size for path in location.iterdir() if path.is_file())
         here = "hub cache" if hub else "bundled"
@@ -145,9 +142,9 @@ def _gigabytes(size: int) -> str:
 def _pulled_text(model: "Checkpoint", copy: Path | None) -> str:
     lines = [f"{model.name}: fingerprint {model.fingerprint}", f"  in {model.location}"]
     if copy is not None:
+        flag = "--esm-model" if model.family == "esm2" else "--dnabert-model"
         lines.append(
-            f"  copy in {copy}: carry that folder to the other machine, and give {_FLAGS[model.family]} {copy} as it is "
-            "called there"
+            f"  copy in {copy}: carry that folder to the other machine, and give {flag} {copy} as it is called there"
         )
     elif model.revision is not None:
         lines.append("  for a machine without a network: the same command with --to DIR, and carry DIR there")

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_
 import click
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from virnuc_cli.terminal import OutputMode
     from virnuc_core.settings import Settings
 
 # Of every command, since click keeps the help flags of its first context, which may have no parent.
 CONTEXT_SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _ALL: Final = "virnuc.help-all"
-_WHOLE: Final = 1000  # characters, longer than any first sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +41,7 @@ class CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands as they are defined; click would sort them, and truncate their descriptions."""
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, one.get_short_help_str(_WHOLE)) for name, one in self.commands.items()]
-            )
+            formatter.write_dl([(name, one.get_short_help_str(1000)) for name, one in self.commands.items()])
 
 
 class Command(click.Command):
@@ -106,48 +101,53 @@ def _show_all(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
         ctx.exit()
 
 
-_HELP_ALL: Final = click.Option(
-    ["--help-all"],
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_all,
-    help="Show this message with all settings.",
-)
-
-
-def setting_options(model: "type[Settings]") -> list[click.Option]:
-    """The options of a settings model, its own before inherited ones."""
-    fields = model.model_fields
-    names = [name for owner in model.__mro__ for name in inspect.get_annotations(owner) if name in fields]
-    return [_setting_option(name, fields[name], model.left_out) for name in dict.fromkeys(names)]
-
-
-def _setting_option(name: str, field: "FieldInfo", left_out: str) -> click.Option:
-    """The option of a setting; its value is checked together with those of variables and files."""
-    from virnuc_core.settings import help_of
-
-    flag, shown, default = name.replace("_", "-"), help_of(field), left_out or default_in_words(field)
-    names = [f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"]
-    return (click.Option if shown.common else RareOption)(
-        [*filter(None, [shown.short]), *names],
-        default=None,
-        metavar=shown.metavar or "|".join(_values(field.annotation)),
-        help=f"{field.description}{default and f' [{default}]'}.",
+def _help_all() -> click.Option:
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all,
+        help="Show this message with all settings.",
     )
 
 
-def default_in_words(field: "FieldInfo") -> str:
-    """The default of a setting as help and docs show it; empty if it must be given."""
-    from virnuc_core.settings import help_of
+def setting_options(model: "type[Settings]") -> list[click.Option]:
+    """The options of a settings model, its own before inherited ones; values are checked with those of variables and files."""
+    from virnuc_core.settings import in_words
 
-    if field.is_required():
-        return ""
-    if words := help_of(field).default:
-        return words
-    if isinstance(field.default, bool):
-        return "on" if field.default else "off"
-    return ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+    # Others are listed by --help-all alone.
+    common = (
+        "preset",
+        "chunk_length",
+        "threshold",
+        "fdr",
+        "esm_model",
+        "dnabert_model",
+        "head",
+        "groups",
+        "devices",
+        "threads",
+    )
+    metavars = {
+        **dict.fromkeys(("esm_model", "dnabert_model"), "NAME|PATH"),
+        **{"head": "PATH", "groups": "TSV", "project": "NAME", "devices": "auto|cpu|0,1,..."},
+    }
+    fields = model.model_fields
+    own_first = (name for owner in model.__mro__ for name in inspect.get_annotations(owner) if name in fields)
+    options = []
+    for name in dict.fromkeys(own_first):
+        field, flag = fields[name], name.replace("_", "-")
+        names = [f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"]
+        default = model.left_out or in_words(field)
+        option = (click.Option if name in common else RareOption)(
+            ["-t", *names] if name == "threads" else names,
+            default=None,
+            metavar=metavars.get(name) or "|".join(_values(field.annotation)),
+            help=f"{field.description}{default and f' [{default}]'}.",
+        )
+        options.append(option)
+    return options
 
 
 def _values(annotation: Any) -> list[str]:
@@ -199,7 +199,7 @@ def command(
                 rare(["--json", "as_json"], is_flag=True, help="One JSON object on stdout, for machines.")
             )
         made.append(rare(["--debug"], is_flag=True, help="Show the traceback of an error."))
-        return [*made, _HELP_ALL] if settings else made
+        return [*made, _help_all()] if settings else made
 
     def decorate(function: Callable[..., Answer | None]) -> Command:
         made = Command(
@@ -246,7 +246,7 @@ def _run(
 
     with ExitStack() as stack:
         if settings_model:
-            from virnuc_cli.sources import reading  # imports pydantic-settings
+            from virnuc_cli.sources import reading  # imports pydantic
 
             kind = resolve_name(f"virnuc_core.settings:{settings_model}")
             names = {*kind.model_fields, "threads"} & values.keys()

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,10 +36,7 @@ def readable(inputs: Sequence[str]) -> Iterator[None]:
     require_inputs(inputs)
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) can be read only once: name it once.")
-    if STDIN in inputs:
-        with rereadable_stdin():
-            yield
-    else:
+    with rereadable_stdin() if STDIN in inputs else nullcontext():
         yield
 
 

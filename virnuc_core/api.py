@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,20 +50,6 @@ __all__ = [
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_LETTERS: Final = re.compile(r"[A-Za-z*.-]*")
-# Read as text even where values look like numbers or NA.
-_TEXT_COLUMNS: Final = (
-    "contig",
-    "call",
-    "tier",
-    "status",
-    "best_frame",
-    "class",
-    "id",
-    "file",
-    "reason",
-)
 
 
 def _takes_settings(kind: type[Settings]) -> Callable[[Function], Function]:
@@ -303,7 +289,7 @@ def _usable(sequences: Sequence[str], alphabet: Alphabet) -> list[bytes]:
 
 
 def _require_letters(number: int, letters: str) -> None:
-    if not _LETTERS.fullmatch(letters):
+    if not re.fullmatch(r"[A-Za-z*.-]*", letters):
         raise InputError(f"sequence {number} holds what is no letter: give sequences, not headers.")
 
 
@@ -322,12 +308,13 @@ def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
 def _read_table(path: Path) -> pd.DataFrame:
     """Reads a result table; NA in a numeric column is NaN."""
     columns = path.read_text(encoding="utf-8").partition("\n")[0].split("\t")
-    numbers = [name for name in columns if name not in _TEXT_COLUMNS]
+    # Read as text even where values look like numbers or NA.
+    texts = {"contig", "call", "tier", "status", "best_frame", "class", "id", "file", "reason"} & {*columns}
     return pd.read_csv(
         path,
         sep="\t",
         quoting=3,
-        dtype=dict.fromkeys(set(columns) - set(numbers), str),
+        dtype=dict.fromkeys(texts, str),
         keep_default_na=False,
-        na_values={name: [NOT_AVAILABLE] for name in numbers},
+        na_values={name: [NOT_AVAILABLE] for name in columns if name not in texts},
     )

@@ -1,20 +1,5 @@
 """All errors that virnuc raises on purpose, with the exit code of the process.
 
-    VirnucError                      exit 1   anything not listed below
-    ├── UsageError                   exit 2   invalid flag, parameter or environment variable
-    ├── InputError                   exit 3   sequence file unreadable, or without usable records
-    │   └── UnreadableInputError     exit 3   its disk, path or permissions are at fault, not its content
-    ├── MismatchError                exit 4   run folder of another input, model or setting
-    ├── CheckpointError              exit 4   model weights, head or tokenizer unusable
-    ├── DamagedFileError             exit 4   corrupt or incomplete file that virnuc wrote
-    ├── DeviceError                  exit 5   device missing or unsupported
-    │   ├── DeviceMemoryError        exit 5   device or host out of memory (retryable)
-    │   └── DeviceLostError          exit 5   device failed or disappeared (retryable)
-    ├── LaneError                    exit 5   lane process died (retryable)
-    ├── HostError                    exit 5   host not fit for the job, another one may be (retryable)
-    └── StorageError                 exit 6   file or folder of virnuc's own unreadable or unwritable
-        └── StorageLostError         exit 6   disk or network file system failed (retryable)
-
 Messages say what is wrong, where, and what to do. All errors can be pickled, to cross process boundaries.
 """
 
@@ -25,29 +10,11 @@ from typing import ClassVar, Final
 from virnuc_core.plain_text import visible, without_secrets
 
 # A retry may succeed, unlike for a full disk or a missing file.
-_TRANSIENT_ERRNOS: Final = frozenset(
-    {
-        *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
-        *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH),
-    }
+_TRANSIENT_ERRNOS: Final = (
+    *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
+    *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE),
+    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH),
 )
-_GO_ON: Final = "then run the same command again: what is finished is kept."
-_ADVICE: Final = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"Make room there, {_GO_ON}"),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS), f"See to it that you may read and write there, {_GO_ON}"
-    ),
-    **dict.fromkeys(
-        (errno.ENOENT, errno.ENOTDIR, errno.ELOOP),
-        "It was taken away while it was in use: put it back, or run the same command again to make it anew.",
-    ),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), f"Allow more open files (ulimit -n), {_GO_ON}"),
-    **dict.fromkeys(
-        _TRANSIENT_ERRNOS,
-        f"The disk or network file system does not work as it should: see the system's log, {_GO_ON}",
-    ),
-}
 
 
 class VirnucError(Exception):
@@ -140,9 +107,24 @@ class StorageLostError(StorageError):
 
 def storage_error(error: OSError) -> StorageError:
     """Translates an OSError into an actionable message; retryable if the OSError is."""
+    go_on = "then run the same command again: what is finished is kept."
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            advice = f"Make room there, {go_on}"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            advice = f"See to it that you may read and write there, {go_on}"
+        case errno.ENOENT | errno.ENOTDIR | errno.ELOOP:
+            advice = "It was taken away while it was in use: put it back, or run the same command again to make it anew."
+        case errno.EMFILE | errno.ENFILE:
+            advice = f"Allow more open files (ulimit -n), {go_on}"
+        case number if number in _TRANSIENT_ERRNOS:
+            advice = (
+                f"The disk or network file system does not work as it should: see the system's log, {go_on}"
+            )
+        case _:
+            advice = f"See what is the matter there, {go_on}"
     kind = StorageLostError if is_retryable(error) else StorageError
     reason = os.strerror(error.errno) if error.errno else str(error)
-    advice = _ADVICE.get(error.errno or 0, f"See what is the matter there, {_GO_ON}")
     return kind(f"{error.filename or 'a file of the run'} cannot be read or written: {reason}. {advice}")
 
 

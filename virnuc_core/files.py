@@ -19,7 +19,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from virnuc_core.errors import UsageError
 
-_TEMPORARY: Final = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.tmp", re.DOTALL)
 _scratch: Final[set[Path]] = set()
 
 Record = TypeVar("Record")
@@ -41,9 +40,7 @@ def atomic_path(path: Path, *, shared: bool = False) -> Iterator[Path]:
         path = Path(os.path.realpath(path))
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    temporary = temporary_name(path)
-    if shared:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp") if shared else temporary_name(path)
     with naming(path):
         try:
             yield temporary
@@ -112,23 +109,16 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def iter_temporaries(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Temporary files in a folder, of killed and running processes, with their target names."""
-    for path in sorted(folder.glob(".*.tmp")):
-        if name := temporary_of(path.name):
-            yield path, name
-
-
 def temporary_of(name: str) -> str:
     """Name of the file that a temporary file is for, "" for names of other files."""
-    match = _TEMPORARY.fullmatch(name)
+    match = re.fullmatch(r"(?s)\.(.+?)(?:\.[0-9a-f]{16})?\.tmp", name)
     return match[1] if match else ""
 
 
 def remove_temporaries(folder: Path, names: Container[str]) -> None:
     """Removes leftovers of killed processes for these names; nobody may be writing them."""
-    for path, name in iter_temporaries(folder):
-        if name in names and path.is_file():
+    for path in folder.glob(".*.tmp"):
+        if temporary_of(path.name) in names and path.is_file():
             path.unlink(missing_ok=True)
 
 
@@ -150,7 +140,7 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder, for files that nobody needs after a crash: `is_scratch` says so, and they are not synced to disk."""
+    """A temporary folder, for files that nobody needs after a crash: they are not synced to disk."""
     with TemporaryDirectory(prefix="virnuc-") as name:
         folder = Path(name)
         _scratch.add(folder)
@@ -160,13 +150,8 @@ def scratch_folder() -> Iterator[Path]:
             _scratch.discard(folder)
 
 
-def is_scratch(path: Path) -> bool:
-    """Whether a path is in a `scratch_folder` of this process."""
-    return any(path.is_relative_to(folder) for folder in tuple(_scratch))
-
-
 def _fsync(path: Path, flags: int) -> None:
-    if is_scratch(path):
+    if any(path.is_relative_to(folder) for folder in tuple(_scratch)):
         return
     descriptor = os.open(path, flags)
     try:
@@ -205,19 +190,19 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
     Raises:
         ValueError: it is not JSON, is nested too deeply, or is not an object.
     """
+
+    def integer(digits: str) -> int:
+        if len(digits) > 100:
+            raise ValueError("it holds a number that is too large")
+        return int(digits)
+
     try:
-        document = json.loads(text, parse_int=_integer)
+        document = json.loads(text, parse_int=integer)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict):
         raise ValueError(f"it is a {type(document).__name__} and no object")
     return document
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > 100:
-        raise ValueError("it holds a number that is too large")
-    return int(digits)
 
 
 def from_json(kind: type[Record], values: object) -> Record:
@@ -229,16 +214,15 @@ def from_json(kind: type[Record], values: object) -> Record:
         ValueError: a field is missing, unknown, of another type, or not finite.
     """
     try:
-        adapter = _list_adapter(kind)  # type: ignore[arg-type]
-        record: Record = adapter.validate_json(json.dumps([values]))[0]
+        record: Record = _list_adapter(kind).validate_json(json.dumps([values]))[0]  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"][1:]))
-        reason = {
+        reasons = {
             "unexpected_keyword_argument": "it is not known",
             "json_invalid": "it holds text that is not Unicode",
-        }.get(first["type"], first["msg"])
-        raise ValueError(f"{place:.80}: {reason}") from error
+        }
+        raise ValueError(f"{place:.80}: {reasons.get(first['type'], first['msg'])}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return record

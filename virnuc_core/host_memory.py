@@ -6,16 +6,9 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Final
-
-_PROC: Final = Path("/proc")
 
 
-# File of a control group with its limit, by version.
-_LIMITS: Final = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}
-
-
-def memory_limit(proc: Path = _PROC) -> int:
+def memory_limit(proc: Path = Path("/proc")) -> int:
     """Upper bound on this process's memory, in bytes."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     own, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -36,20 +29,18 @@ def without_collection() -> Iterator[None]:
 
 
 def _group_limits(proc: Path) -> Iterator[int]:
-    """Limits in bytes of this process's control group and its ancestors, where limited."""
-    for path in _limit_files(proc / "self"):
-        with suppress(OSError, ValueError):  # no limit: there is no such file, or it says "max"
-            yield int(path.read_bytes())
-
-
-def _limit_files(process: Path) -> Iterator[Path]:
-    """Those of a process's memory control group and its ancestors, cgroup v1 and v2."""
+    """Limits in bytes of this process's memory control group and its ancestors, cgroup v1 and v2, where limited."""
     try:
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+        groups = [line.split(":", 2) for line in (proc / "self" / "cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in (proc / "self" / "mountinfo").read_text().splitlines()]
     except (OSError, ValueError):
         return
-    own = {"cgroup2" if not names else "cgroup": path for _, names, path in groups if _has_memory(names)}
+    # Version 2 lists no controllers.
+    own = {
+        "cgroup" if names else "cgroup2": path
+        for _, names, path in groups
+        if not names or "memory" in names.split(",")
+    }
     for mount in mounts:
         root, point, (kind, _, options) = mount[3], Path(mount[4]), mount[mount.index("-") + 1 :][:3]
         if kind not in own or (kind == "cgroup" and "memory" not in options.split(",")):
@@ -58,9 +49,6 @@ def _limit_files(process: Path) -> Iterator[Path]:
         # In a container the mount may lack the parent folders: its root is then the process's own group.
         inside = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
         for folder in (inside, *inside.parents):
-            yield point / folder / _LIMITS[kind]
-
-
-def _has_memory(controllers: str) -> bool:
-    """Whether a /proc/self/cgroup entry is v2, which lists no controllers, or v1 with the memory controller."""
-    return not controllers or "memory" in controllers.split(",")
+            with suppress(OSError, ValueError):  # no limit: there is no such file, or it says "max"
+                name = "memory.max" if kind == "cgroup2" else "memory.limit_in_bytes"
+                yield int((point / folder / name).read_bytes())

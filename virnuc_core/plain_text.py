@@ -18,8 +18,6 @@ _URL: Final = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 
-# Control, format (including bidirectional), surrogate and separator characters.
-_UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # Characters that start a formula in a spreadsheet, full-width forms included, or a quoted cell; also after a comma or
 # semicolon, where spreadsheets split a .csv even if it is tab-separated.
 _CELL_START: Final = re.compile("(?:^|(?<=[,;]))[-=+@\uff1d\uff0b\uff0d\uff20\"']")
@@ -29,7 +27,9 @@ def visible(text: str) -> str:
     """Percent-encodes the UTF-8 bytes of every invisible character except line feeds."""
     if text.isprintable():
         return text
-    return "".join(_escaped(c) if category(c) in _UNSEEN and c != "\n" else c for c in text)
+    # Control, format (including bidirectional), surrogate and separator characters.
+    unseen = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "".join(_escaped(c) if category(c) in unseen and c != "\n" else c for c in text)
 
 
 def without_secrets(text: str) -> str:

@@ -6,15 +6,12 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Final, TypeVar
 
-from tenacity import RetryCallState, Retrying
-
-from virnuc_core.errors import StorageLostError, is_retryable, storage_error
+from virnuc_core.errors import StorageLostError, VirnucError, is_retryable, storage_error
 
 R = TypeVar("R")
 
 # All of them for storage that is away, the first three for other errors that may go away.
 DELAYS_SECONDS: Final = (2.0, 10.0, *[60.0] * 10)
-_MAX_RETRIES: Final = 3
 
 _log = logging.getLogger(__name__)
 
@@ -28,35 +25,26 @@ def retrying(name: str, call: Callable[[], R], stopping: Event | None = None) ->
         StorageError: an OSError of the last call.
         Exception: any other error of the last call.
     """
-    is_stopping = stopping or Event()
-
-    def translated() -> R:
-        with translate_os_errors():
-            return call()
-
-    def is_final(state: RetryCallState) -> bool:
-        return is_stopping.is_set() or not is_repeated(name, _error_of(state), state.attempt_number)
-
-    def wait(state: RetryCallState) -> None:
-        if is_stopping.wait(DELAYS_SECONDS[state.attempt_number - 1]):
-            raise _error_of(state)
-
-    return Retrying(stop=is_final, before_sleep=wait, reraise=True)(translated)
+    stopping = stopping or Event()
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            with translate_os_errors():
+                return call()
+        except VirnucError as error:
+            is_over = stopping.is_set() or not is_repeated(name, error, tries)
+            if is_over or stopping.wait(DELAYS_SECONDS[tries - 1]):
+                raise
 
 
 def is_repeated(name: str, error: BaseException, tries: int) -> bool:
     """Whether a call that failed for the `tries`-th time is made again; says so."""
-    most = len(DELAYS_SECONDS) if isinstance(error, StorageLostError) else _MAX_RETRIES
+    most = len(DELAYS_SECONDS) if isinstance(error, StorageLostError) else 3
     if not is_retryable(error) or tries > most:
         return False
     _log.warning("%s is tried again in %.0f s: %s", name, DELAYS_SECONDS[tries - 1], error)
     return True
-
-
-def _error_of(state: RetryCallState) -> BaseException:
-    error = state.outcome.exception() if state.outcome else None
-    assert error is not None
-    return error
 
 
 @contextmanager

@@ -4,7 +4,6 @@ Command line, variables, virnuc.toml, flows, Python API, MLflow and docs are mad
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
@@ -29,38 +28,18 @@ from virnuc_core.specs import (
     Preset,
 )
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Help:
-    """How help and docs show a setting, where its type and default do not say it.
-
-    Attributes:
-        metavar: placeholder of its value.
-        default: in words, where the value is chosen later.
-        short: flag of one letter.
-        common: shown by --help; others by --help-all.
-    """
-
-    metavar: str = ""
-    default: str = ""
-    short: str = ""
-    common: bool = False
-
-
-def _split_devices(value: object) -> object:
-    """Accepts "0,1" for ("0", "1")."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
-
+_Settings = TypeVar("_Settings", bound="Settings")
 
 # At least one codon; the upper bound catches typing errors.
 ChunkLength = Annotated[int, Field(ge=3, le=10_000_000)]
-# "auto" is resolved by `virnuc_core.models.catalogue.chunk_rule_of`.
-AutoChunkLength = ChunkLength | Literal["auto"]
 Count = Annotated[int, Field(gt=0)]
-TokenBudget = Annotated[int, Field(gt=0, lt=1 << 31)]  # sums over batches stay within 64 bits
 CountFromZero = Annotated[int, Field(ge=0)]
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
-Devices = Annotated[tuple[Device, ...], BeforeValidator(_split_devices)]
+Devices = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")], ...],
+    BeforeValidator(
+        lambda value: [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    ),
+]
 # As subflows of the run, or as separate runs for the workers of a pool.
 LaneMode = Literal["local", "pool"]
 # Which lanes go first, of the runs that share a pool.
@@ -68,14 +47,17 @@ Priority = Literal["urgent", "normal", "bulk"]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
 SettleTime = Annotated[FiniteFloat, Field(ge=0)]
 Project = Annotated[str, Field(pattern=r"^[\w.@-]{0,64}$")]
-# Tables have six decimals.
-Probability = Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6)]
-Rate = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 
-_MODEL: Final = Help(metavar="NAME|PATH", common=True)
-_PRESET_MODEL: Final = Help(metavar="NAME|PATH", default="by the preset", common=True)
-_DNABERT_MODEL: Final = "DNABERT-S: tiny, a hub name or a path"
-_ESM_MODEL: Final = "ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B, a hub name or a path"
+
+class InWords(str):
+    """The default of a setting as help and docs show it, where the value is chosen later."""
+
+
+def _setting(value: Any, description: str, in_words: str = "") -> Any:
+    """A field with this default, `...` for none."""
+    field = Field(value, description=description)
+    field.metadata.append(InWords(in_words))
+    return field
 
 
 class Settings(BaseModel):
@@ -103,81 +85,81 @@ class Settings(BaseModel):
 class ProcessSettings(Settings):
     """Settings of the process that computes a run, which change nothing in its results."""
 
-    threads: Annotated[
-        Count | None, Help(default="OMP_NUM_THREADS, else the cores it may use", short="-t", common=True)
-    ] = Field(default=None, description="CPU threads for all lanes together")
+    threads: Count | None = _setting(
+        None,
+        "CPU threads for all lanes together",
+        "OMP_NUM_THREADS, else the cores it may use",
+    )
 
 
 class EngineSettings(Settings):
     """Settings of every run that computes with models."""
 
-    repr_layer: Annotated[CountFromZero | None, Help(default="last")] = Field(
-        default=None, description="Layer of the ESM-2 representation, 0 to the number of layers"
+    repr_layer: CountFromZero | None = _setting(
+        None, "Layer of the ESM-2 representation, 0 to the number of layers", "last"
     )
-    precision: Annotated[
-        Precision, Help(default="auto: fp16 on a GPU; on the CPU fp32, or bf16 for longest stretches")
-    ] = Field(default="auto", description="Arithmetic of the models")
-    devices: Annotated[Devices, Help(metavar="auto|cpu|0,1,...", common=True)] = Field(
-        default=("auto",), description="Where to compute"
+    precision: Precision = _setting(
+        "auto",
+        "Arithmetic of the models",
+        "auto: fp16 on a GPU; on the CPU fp32, or bf16 for longest stretches",
     )
-    token_budget: Annotated[TokenBudget | None, Help(default="by the device")] = Field(
-        default=None, description="Maximum number of tokens in one packed batch"
+    devices: Devices = _setting(("auto",), "Where to compute")
+    # Sums over batches stay within 64 bits.
+    token_budget: Annotated[int, Field(gt=0, lt=1 << 31)] | None = _setting(
+        None, "Maximum number of tokens in one packed batch", "by the device"
     )
-    engine: Engine = Field(
-        default="packed", description="reference: one sequence at a time, fp32, plain attention"
-    )
-    attention: AttentionChoice = Field(default="auto", description="Attention backend")
-    compile: bool = Field(
-        default=False, description="Compile the layers with torch.compile, which takes up to a minute"
-    )
-    shard_seconds: Annotated[PositiveTime | None, Help(default="60 on a GPU, 15 on the CPU")] = Field(
-        default=None,
-        description="Estimated work in a shard, in seconds, which is the most that a killed run loses",
+    engine: Engine = _setting("packed", "reference: one sequence at a time, fp32, plain attention")
+    attention: AttentionChoice = _setting("auto", "Attention backend")
+    compile: bool = _setting(False, "Compile the layers with torch.compile, which takes up to a minute")
+    shard_seconds: PositiveTime | None = _setting(
+        None,
+        "Estimated work in a shard, in seconds, which is the most that a killed run loses",
+        "60 on a GPU, 15 on the CPU",
     )
 
 
 class EmbedSettings(EngineSettings):
     """Settings of `embed`: one model, one mean vector per sequence."""
 
-    embeddings: Literal["float16", "float32"] = Field(default="float32", description="How vectors are stored")
+    embeddings: Literal["float16", "float32"] = _setting("float32", "How vectors are stored")
 
 
 class TwoModelSettings(EngineSettings):
     """Settings of runs with both models."""
 
-    dnabert_precision: Annotated[Precision | None, Help(default="as precision")] = Field(
-        default=None, description="Arithmetic of DNABERT-S alone"
-    )
-    dnabert_engine: Annotated[Engine | None, Help(default="as engine")] = Field(
-        default=None, description="Engine of DNABERT-S alone"
-    )
+    dnabert_precision: Precision | None = _setting(None, "Arithmetic of DNABERT-S alone", "as precision")
+    dnabert_engine: Engine | None = _setting(None, "Engine of DNABERT-S alone", "as engine")
+
+
+def _model_setting(value: str | None, family: Family) -> Any:
+    known = "DNABERT-S: tiny" if family == "dnabert_s" else "ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B"
+    default = "" if value else "by the preset"
+    return _setting(value, f"{known}, a hub name or a path", default)
 
 
 class ScoringSettings(TwoModelSettings):
     """Settings of runs that score chunks; None leaves the choice open."""
 
-    chunk_length: Annotated[AutoChunkLength | None, Help(default="by the preset", common=True)] = Field(
-        default=None,
-        description="Chunk length in bp; auto: what the head is for, by record length for longest frames",
+    chunk_length: ChunkLength | Literal["auto"] | None = _setting(
+        None,
+        "Chunk length in bp; auto: what the head is for, by record length for longest frames",
+        "by the preset",
     )
-    min_length: CountFromZero = Field(default=0, description="Leave out records of fewer bases")
-    threshold: Annotated[Probability, Help(common=True)] = Field(
-        default=0.5,
-        description="Call chunks and contigs virus from this probability on, from 0.000001 to 0.999999",
+    min_length: CountFromZero = _setting(0, "Leave out records of fewer bases")
+    # Tables have six decimals.
+    threshold: Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6)] = _setting(
+        0.5, "Call chunks and contigs virus from this probability on, from 0.000001 to 0.999999"
     )
-    fdr: Annotated[Rate | None, Help(default="off", common=True)] = Field(
-        default=None,
-        description="Instead of from --threshold on, call contigs virus so that at most this share of the calls is "
+    fdr: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = _setting(
+        None,
+        "Instead of from --threshold on, call contigs virus so that at most this share of the calls is "
         "expected to be false; for heads for the longest stretches",
+        "off",
     )
-    esm_model: Annotated[str | None, _PRESET_MODEL] = Field(default=None, description=_ESM_MODEL)
-    dnabert_model: Annotated[str | None, _PRESET_MODEL] = Field(default=None, description=_DNABERT_MODEL)
-    head: Annotated[str | None, Help(metavar="PATH", default="the bundled one", common=True)] = Field(
-        default=None, description="Classifier head that was trained on these models"
-    )
-    embeddings: EmbeddingsDtype = Field(
-        default="float32", description="How vectors are stored in embeddings.h5"
-    )
+    esm_model: str | None = _model_setting(None, "esm2")
+    dnabert_model: str | None = _model_setting(None, "dnabert_s")
+    head: str | None = _setting(None, "Classifier head that was trained on these models", "the bundled one")
+    embeddings: EmbeddingsDtype = _setting("float32", "How vectors are stored in embeddings.h5")
 
     @model_validator(mode="after")
     def _require_one_rule(self) -> "ScoringSettings":
@@ -191,95 +173,83 @@ class ScoringSettings(TwoModelSettings):
 class PredictSettings(ScoringSettings):
     """Settings of `predict` and `evaluate`; None leaves the choice to the preset."""
 
-    preset: Annotated[Preset, Help(default="tiny: the bundled small models", common=True)] = Field(
-        default="tiny", description="Models and chunk length that belong together"
+    preset: Preset = _setting(
+        "tiny", "Models and chunk length that belong together", "tiny: the bundled small models"
     )
 
 
 class RunConfig(ScoringSettings):
-    """A run as passed to the planner, presets applied; "auto" and None are resolved when planning."""
+    """A run as passed to the planner, presets applied; "auto" and None are resolved when planning.
 
-    chunk_length: AutoChunkLength | None = Field(
-        default="auto", description="Chunk length in bp; None embeds whole sequences"
-    )
-    esm_model: str | None = Field(default="tiny", description="ESM-2; None embeds DNA only")
-    dnabert_model: str | None = Field(default="tiny", description="DNABERT-S; None embeds proteins only")
-    frames: FrameRule | None = Field(
-        default=None, description="What is embedded of a chunk; None: what the head was trained for"
-    )
-    switches: tuple[str, ...] | None = Field(
-        default=None,
-        description="Emergency switches (VIRNUC_DISABLE_FP16, ...), which win over the rest; None takes those of the "
-        "process that makes the plan",
-    )
+    Attributes:
+        chunk_length: in bp; None embeds whole sequences.
+        esm_model: None embeds DNA only.
+        dnabert_model: None embeds proteins only.
+        frames: what is embedded of a chunk; None: what the head was trained for.
+        switches: emergency switches (VIRNUC_DISABLE_FP16, ...), which win over the rest; None takes those of the process
+            that makes the plan.
+    """
+
+    chunk_length: ChunkLength | Literal["auto"] | None = "auto"
+    esm_model: str | None = "tiny"
+    dnabert_model: str | None = "tiny"
+    frames: FrameRule | None = None
+    switches: tuple[str, ...] | None = None
 
 
 class TrainSettings(TwoModelSettings):
     """Settings of `train`: the models to embed with, and how the head is fitted."""
 
-    chunk_length: Annotated[ChunkLength, Help(common=True)] = Field(
-        default=500, description="Chunk length in bp that the head is for"
-    )
-    esm_model: Annotated[str, _MODEL] = Field(default="tiny", description=_ESM_MODEL)
-    dnabert_model: Annotated[str, _MODEL] = Field(default="tiny", description=_DNABERT_MODEL)
-    frames: FrameRule = Field(
-        default="longest",
-        description="What the head is for: the longest stop-free stretches of a chunk, or its open reading frames, as "
+    chunk_length: ChunkLength = _setting(500, "Chunk length in bp that the head is for")
+    esm_model: str = _model_setting("tiny", "esm2")
+    dnabert_model: str = _model_setting("tiny", "dnabert_s")
+    frames: FrameRule = _setting(
+        "longest",
+        "What the head is for: the longest stop-free stretches of a chunk, or its open reading frames, as "
         "VirNucPro has them",
     )
-    groups: Annotated[str | None, Help(metavar="TSV", default="none", common=True)] = Field(
-        default=None, description="Table of record and group: the records of a group are not split"
+    groups: str | None = _setting(
+        None, "Table of record and group: the records of a group are not split", "none"
     )
-    seed: CountFromZero = Field(default=0, description="Seed of the split, the weights and the draws")
-    held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5)] = Field(
-        default=0.1, description="Share of the groups of a class for validation, and again for the test"
+    seed: CountFromZero = _setting(0, "Seed of the split, the weights and the draws")
+    held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5)] = _setting(
+        0.1, "Share of the groups of a class for validation, and again for the test"
     )
-    group_power: Annotated[FiniteFloat, Field(ge=0, le=1)] = Field(
-        default=0.6, description="A group is sampled in proportion to its size to this power"
+    group_power: Annotated[FiniteFloat, Field(ge=0, le=1)] = _setting(
+        0.6, "A group is sampled in proportion to its size to this power"
     )
-    most_frames: Count = Field(default=200_000, description="About how many frames are used at most")
-    epochs: Count = Field(default=20, description="Maximum number of epochs")
-    members: Annotated[int, Field(ge=1, le=16)] = Field(
-        default=2,
-        description="Only for open reading frames: heads fitted from different seeds, whose mean is the output",
+    most_frames: Count = _setting(200_000, "About how many frames are used at most")
+    epochs: Count = _setting(20, "Maximum number of epochs")
+    members: Annotated[int, Field(ge=1, le=16)] = _setting(
+        2, "Only for open reading frames: heads fitted from different seeds, whose mean is the output"
     )
 
 
 class FramesSettings(Settings):
     """Settings of `frames`."""
 
-    chunk_length: Annotated[ChunkLength, Help(common=True)] = Field(description="Chunk length in bp")
+    chunk_length: ChunkLength = _setting(..., "Chunk length in bp")
 
 
 class PoolSettings(Settings):
     """How much work a lane in a pool gets, and for which project."""
 
-    lane_minutes: PositiveTime = Field(
-        default=10.0, description="Estimated work of a lane in a pool, in minutes"
-    )
-    priority: Priority = Field(default="normal", description="Queue in which the lanes wait in a pool")
-    project: Annotated[Project, Help(metavar="NAME", default="none")] = Field(
-        default="", description="Project that the GPU hours count for"
-    )
+    lane_minutes: PositiveTime = _setting(10.0, "Estimated work of a lane in a pool, in minutes")
+    priority: Priority = _setting("normal", "Queue in which the lanes wait in a pool")
+    project: Project = _setting("", "Project that the GPU hours count for", "none")
 
 
 class LaneSettings(PoolSettings):
     """Where lanes run, and what they are in a pool."""
 
-    mode: LaneMode = Field(
-        default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
-    )
+    mode: LaneMode = _setting("local", "pool: lanes wait for the workers of a Prefect work pool, on any host")
 
 
 class BatchSettings(PoolSettings):
     """How a nightly batch works through its files."""
 
-    files_at_once: Count = Field(
-        default=8, description="Number of files whose runs wait or work at a time in a pool"
-    )
-    settle_seconds: SettleTime = Field(
-        default=60.0, description="Leave files alone that changed in the last so many seconds"
-    )
+    files_at_once: Count = _setting(8, "Number of files whose runs wait or work at a time in a pool")
+    settle_seconds: SettleTime = _setting(60.0, "Leave files alone that changed in the last so many seconds")
 
 
 class NightlySettings(PredictSettings, BatchSettings):
@@ -292,9 +262,15 @@ class NightlySettings(PredictSettings, BatchSettings):
         return {name: getattr(self, name) for name in self.model_fields_set & kind.model_fields.keys()}
 
 
-def help_of(field: FieldInfo) -> Help:
-    """How a setting is shown."""
-    return next((each for each in field.metadata if isinstance(each, Help)), Help())
+def in_words(field: FieldInfo) -> str:
+    """The default of a setting as help and docs show it; empty if it must be given."""
+    if field.is_required():
+        return ""
+    if words := next((each for each in field.metadata if isinstance(each, InWords)), ""):
+        return words
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    return ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
 
 
 # Defaults of flows, which their signatures show.
@@ -302,14 +278,6 @@ EMBED_DEFAULTS: Final = EmbedSettings.model_construct()
 LANE_DEFAULTS: Final = LaneSettings.model_construct()
 PREDICT_DEFAULTS: Final = PredictSettings.model_construct()
 TRAIN_DEFAULTS: Final = TrainSettings.model_construct()
-
-PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
-    "tiny": {"chunk_length": "auto", "esm_model": "tiny", "dnabert_model": "tiny"},
-    "virnucpro-500": {"chunk_length": 500, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
-    "virnucpro-300": {"chunk_length": 300, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
-}
-
-_Settings = TypeVar("_Settings", bound=Settings)
 
 
 def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
@@ -338,8 +306,13 @@ def faults_in_words(error: ValidationError, name_of: Callable[[str], str]) -> st
 
 def predict_config(settings: PredictSettings) -> RunConfig:
     """The run of `predict`: given settings override the preset."""
+    presets: dict[Preset, dict[str, Any]] = {
+        "tiny": {},
+        "virnucpro-500": {"chunk_length": 500, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
+        "virnucpro-300": {"chunk_length": 300, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
+    }
     given = {name: value for name, value in settings.given.items() if name != "preset"}
-    return RunConfig(**{**PRESETS[settings.preset], **given})
+    return RunConfig(**{**presets[settings.preset], **given})
 
 
 def embed_config(family: Family, model: str, settings: EngineSettings) -> RunConfig:

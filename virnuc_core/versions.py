@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final, Literal
 
-Part = Literal["compute", "orchestration"]
 State = Literal["ok", "warning", "problem"]
 
 _log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ class KnownVersions:
     """
 
     package: str
-    part: Part
+    part: Literal["compute", "orchestration"]
     since: str
     before: str
     newer: State = "warning"
@@ -47,15 +46,21 @@ class KnownVersions:
 FLASH_ATTN: Final = "flash-attn-4"
 FLASH_ATTN_VERSION: Final = "4.0.0b36"
 
-_BREAKS_THE_SERVER: Final = "with newer ones the Prefect server does not start, or schedules no runs"
 _TRITON: Final = "the kernels were run with 3.6 and 3.7; each torch wants a triton of its own"
-_FLASH_ATTN: Final = f"--attention flash-attn takes {FLASH_ATTN_VERSION} only"
+_BREAKS_THE_SERVER: Final = "with newer ones the Prefect server does not start, or schedules no runs"
 KNOWN_VERSIONS: Final = (
     KnownVersions("python", "compute", "3.11", "3.14"),
     KnownVersions("torch", "compute", "2.11", "2.14", why="tested with 2.11 on GPUs and with 2.13"),
     KnownVersions("numpy", "compute", "2.0", "3"),
     KnownVersions("triton", "compute", "3.6", "3.8", why=_TRITON, is_optional=True),
-    KnownVersions(FLASH_ATTN, "compute", "4", "5", why=_FLASH_ATTN, is_optional=True),
+    KnownVersions(
+        FLASH_ATTN,
+        "compute",
+        "4",
+        "5",
+        why=f"--attention flash-attn takes {FLASH_ATTN_VERSION} only",
+        is_optional=True,
+    ),
     KnownVersions("prefect", "orchestration", "3.8.8", "4"),
     KnownVersions("mlflow", "orchestration", "3.17", "4"),
     KnownVersions("fastapi", "orchestration", "0", "0.151", "problem", _BREAKS_THE_SERVER),
@@ -81,7 +86,7 @@ def check_versions(table: Iterable[KnownVersions] = KNOWN_VERSIONS) -> list[Vers
     return [_check(known, installed_version(known.package)) for known in table]
 
 
-def log_version_warnings(part: Part) -> None:
+def log_version_warnings(part: str) -> None:
     """Warns of installed versions not known to work."""
     for check in check_versions(known for known in KNOWN_VERSIONS if known.part == part):
         if check.state != "ok":
@@ -105,21 +110,18 @@ def triton_of_torch() -> str:
         wanted = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:
         return ""
-    found = [match for line in wanted if (match := re.match(r"triton==([\w.]+)", line.replace(" ", "")))]
-    return found[0][1] if found else ""
+    found = re.search(r"^triton==([\w.]+)", "\n".join(wanted).replace(" ", ""), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def is_older(version: str, than: str) -> bool:
     """Whether a version precedes another; only the leading numbers count."""
-    return _numbers(version) < _numbers(than)
 
+    def numbers(text: str) -> list[int]:
+        match = re.match(r"\d+(\.\d+)*", text)
+        return [int(part) for part in re.sub(r"(\.0+)+$", "", match[0]).split(".")] if match else []
 
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(part) for part in match[0].split(".")] if match else []
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
+    return numbers(version) < numbers(than)
 
 
 def _check(known: KnownVersions, found: str) -> VersionCheck:

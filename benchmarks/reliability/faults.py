@@ -71,8 +71,6 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """A line of a trace: call, path, and the new path of a rename."""
-
     kind: str
     path: Path
     new_path: Path | None = None
@@ -88,7 +86,6 @@ class FaultyRun:
             self._control = mmap.mmap(file.fileno(), _CONTROL.size)
 
     def run(self, fault: Fault) -> Outcome:
-        """A new run."""
         self._run.clear()
         self._trace.unlink(missing_ok=True)
         settings = (fault.calls, fault.action, fault.lasting, fault.at, 0, 0)
@@ -128,17 +125,14 @@ class Disk:
 
     @property
     def unsynced(self) -> set[Path]:
-        """Names whose content may be lost, or which may be missing or outdated."""
         return self.unsynced_content | {call.new_path or call.path for call in self.pending}
 
     def lose_content(self) -> None:
-        """Empties every file with unsynced content."""
         for path in self.unsynced_content:
             if path.is_file():
                 os.truncate(path, 0)
 
     def lose_names(self) -> None:
-        """Undoes unsynced name changes, last first."""
         for call in reversed(self.pending):
             if call.kind == "rename" and call.new_path is not None and call.new_path.exists():
                 call.path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +206,6 @@ def iter_errors(counts: Counter[str]) -> Iterator[Fault]:
 
 
 def measure_kills(run: SmallRun, faulty: FaultyRun, scratch: Path, number: int | None) -> dict[str, Any]:
-    """Kills, resumptions by what the disk may have lost, and problems."""
     faulty.run(Fault())
     calls, left = faulty.calls, scratch / "left"
     kills = spread(list(iter_kills(calls)), number)
@@ -246,7 +239,6 @@ def measure_kills(run: SmallRun, faulty: FaultyRun, scratch: Path, number: int |
 
 
 def measure_errors(run: SmallRun, faulty: FaultyRun, number: int | None) -> dict[str, Any]:
-    """Cases, endings by exit code, and problems."""
     faulty.run(Fault())
     faults = spread(list(iter_errors(Counter(call.kind for call in faulty.calls))), number)
     endings: Counter[str] = Counter()
@@ -273,7 +265,6 @@ def problem_after(outcome: Outcome, run: SmallRun) -> str:
 
 
 def measure(scratch: Path, number: int | None) -> dict[str, Any]:
-    """Both parts."""
     run = SmallRun(scratch)
     faulty = FaultyRun(run, scratch / "trace")
     kills = measure_kills(run, faulty, scratch, number)

@@ -111,7 +111,6 @@ def edit_json(draw: DrawFn, data: bytes) -> bytes:
 
 
 def _places(document: Any) -> list[tuple[Any, Any]]:
-    """Every dictionary and list in it with each of its keys."""
     keys = document.keys() if isinstance(document, dict) else range(len(document))
     own = [(document, key) for key in keys]
     inner = (
@@ -197,7 +196,6 @@ READERS: Final[dict[str, Reader]] = {
 
 
 def make_samples(folder: Path) -> None:
-    """All valid files, and a finished run."""
     fasta = "".join(f">contig{n % 5} of a sample\n{'ACGTTGCAAC' * (7 * n)}\n" for n in range(8)).encode()
     fastq = "".join(f"@read{n}/1 x\n{'ACGTN' * 30}\n+\n{'I' * 150}\n" for n in range(8)).encode()
     compress: dict[str, Callable[[bytes], bytes]] = {
@@ -281,7 +279,6 @@ def feed(name: str, samples: Path, told: Path, number: int, seed: int, seconds: 
 
 
 def fuzz_reader(name: str, scratch: Path, number: int, seed: int, seconds: float) -> dict[str, Any]:
-    """Numbers of inputs by outcome, and what ended the reader before all were read."""
     told = scratch / f"{name}.jsonl"
     ended = run_forked(partial(feed, name, scratch / "samples", told, number, seed, seconds), 86_400.0)
     results = list(map(json.loads, told.read_text().splitlines())) if told.exists() else []
@@ -307,7 +304,6 @@ def fuzz_reader(name: str, scratch: Path, number: int, seed: int, seconds: float
 def measure(
     scratch: Path, number: int, reader: list[str] | None, seed: int, seconds: float
 ) -> dict[str, Any]:
-    """Figures of each reader."""
     (scratch / "work").mkdir()
     make_samples(scratch / "work")  # where they are read, since a run remembers its place
     shutil.copytree(scratch / "work", scratch / "samples")

@@ -53,7 +53,6 @@ class Outcome:
 
 
 def outcome_of(case: Callable[[], object]) -> Outcome:
-    """Calls it."""
     try:
         case()
     except VirnucError as error:
@@ -120,7 +119,6 @@ class Forked:
 
 
 def run_forked(case: Callable[[], object], seconds: float = _MOST_SECONDS) -> Outcome:
-    """Runs a case to its end, or kills it."""
     forked = Forked(case)
     outcome = forked.wait(seconds)
     if outcome is None:
@@ -130,7 +128,6 @@ def run_forked(case: Callable[[], object], seconds: float = _MOST_SECONDS) -> Ou
 
 
 def write_contigs(path: Path, number: int) -> None:
-    """Random contigs in FASTA, some of which have the name of another one."""
     draw = Random(0)
     with path.open("w") as file:
         for place in range(number):
@@ -140,7 +137,6 @@ def write_contigs(path: Path, number: int) -> None:
 
 
 def work(contigs: Path, root: Path) -> None:
-    """Starts or resumes a small run in this process."""
     predict(contigs, out=root, chunk_length=200, devices=("cpu",), shard_seconds=0.02)
 
 
@@ -173,7 +169,6 @@ class SmallRun:
         self.num_files: Final = self.count_files()
 
     def work(self) -> None:
-        """Starts or resumes it in this process."""
         work(self.contigs, self.root)
 
     def work_as_command(self) -> NoReturn:
@@ -183,11 +178,9 @@ class SmallRun:
         os.execv(command[0], [*command, *flags])  # noqa: S606 - a program of our own, and no shell
 
     def clear(self) -> None:
-        """Removes everything."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def count_files(self) -> int:
-        """Files of the run, including incomplete ones."""
         return sum(len(files) for _, _, files in os.walk(self.root))
 
     def difference(self) -> str:
@@ -231,5 +224,4 @@ def main(
 
 
 def say(done: object) -> None:
-    """Prints progress or a failure at once."""
     print(done, file=sys.stderr, flush=True)

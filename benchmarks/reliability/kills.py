@@ -23,7 +23,6 @@ _STAGES: Final = ("started", "planning", "embedding", "writing tables", "ended")
 
 
 def stage_of(root: Path) -> str:
-    """The stage of an incomplete run."""
     folder = RunFolder(root)
     files = (folder.frames, folder.plan, folder.embeddings, folder.report)
     return [
@@ -46,7 +45,6 @@ def killed(run: SmallRun, way: str, files: int, seconds: float) -> str | None:
 
 
 def measure(scratch: Path, number: int) -> dict[str, Any]:
-    """Kills by stage, runs resumed to identical outputs, and problems."""
     run = SmallRun(scratch, 60)
     draw = Random(0)
     stages: Counter[str] = Counter()

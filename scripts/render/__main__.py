@@ -30,7 +30,6 @@ PAGES: Final[dict[str, tuple[Path, Callable[[str], str]]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes or checks pages."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.render",
         description=__doc__,

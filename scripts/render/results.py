@@ -10,12 +10,10 @@ _FIGURE_NAMES: Final = "AUROC|AUPRC|MCC|precision|recall"
 
 
 def of_kind(results: Results, kind: str) -> list[tuple[str, Json]]:
-    """Results of a kind, by name."""
     return [(name, result) for name, result in results.items() if result.get("kind") == kind]
 
 
 def bench_cases(results: Results) -> Iterator[Json]:
-    """Every case of forward passes and whole engines with its file."""
     for name, result in of_kind(results, "bench"):
         for case in result["cases"]:
             yield {**case, "file": name, "others": result["cases"]}
@@ -37,14 +35,12 @@ def precision_rows(results: Results) -> Iterator[Json]:
 
 
 def end_to_end_rows(results: Results) -> Iterator[Json]:
-    """From stored sequences to shards on disk."""
     for case in bench_cases(results):
         for run in case["end_to_end"]:
             yield {**case, **run, "gpus": len(run["devices"])}
 
 
 def peer_rows(results: Results) -> list[Json]:
-    """Residues/s of other programs, and virnuc's speedup in the same run."""
     rows: list[Json] = []
     for name, result in of_kind(results, "peers"):
         ours: list[Json] = [
@@ -71,7 +67,6 @@ def peer_rows(results: Results) -> list[Json]:
 
 
 def precision_accuracy_rows(results: Results) -> Iterator[Json]:
-    """Each precision against fp32 on the same device."""
     for name, result in of_kind(results, "accuracy"):
         models = [result["models"][key].rpartition(":")[2] for key in ("esm_model", "dnabert_model")]
         for precision, found in result["against_fp32"].items():
@@ -81,7 +76,6 @@ def precision_accuracy_rows(results: Results) -> Iterator[Json]:
 
 
 def run_rows(results: Results) -> Iterator[Json]:
-    """Command and machine of every file about the speed of a device."""
     for name, result in results.items():
         if "kind" in result and "device" in result.get("machine", ()):
             machine = result["machine"]
@@ -92,7 +86,6 @@ def run_rows(results: Results) -> Iterator[Json]:
 
 
 def bundled_groups(results: Results) -> Iterator[tuple[str, Json]]:
-    """Chunks and contigs of each length, the shortest first."""
     for file, key, words in (("val_auroc", "chunk_length", "chunks"), ("contig_calls", "length", "contigs")):
         for length, group in sorted(results[file][key].items(), key=lambda item: int(item[0])):
             yield f"{words} of {int(length):,} bp", group
@@ -106,7 +99,6 @@ def summary_rows(results: Results) -> Iterator[Json]:
 
 
 def class_table(results: Results) -> str:
-    """The share of each class that is called virus, one column for each length."""
     groups = {kind: group["by_class"] for kind, group in bundled_groups(results)}
     rows = [
         [name, *(f"{group[name]['called_virus']:.1%}" if name in group else "" for group in groups.values())]
@@ -116,7 +108,6 @@ def class_table(results: Results) -> str:
 
 
 def region_rows(results: Results) -> Iterator[Json]:
-    """Results of the three files about regions, with their window and chunk lengths in words."""
     for result in (results[name] for name in ("regions", "regions_short", "regions_500")):
         length, (least, most) = result["chunk_length"], result["windows"]
         chunks = "by length" if length == "auto" else f"{length} bp"
@@ -124,14 +115,12 @@ def region_rows(results: Results) -> Iterator[Json]:
 
 
 def region_length_rows(results: Results) -> Iterator[Json]:
-    """Precision, recall and F1 of all, and by length of the segment."""
     for result in region_rows(results):
         for length, group in {"all": result, **result["by_length"]}.items():
             yield {**result, **group, "kind": "all" if length == "all" else f"{int(length):,} bp"}
 
 
 def region_tier_rows(results: Results) -> Iterator[Json]:
-    """How many bases of the regions of each tier are viral."""
     for result in region_rows(results):
         for tier, regions in result["by_tier"].items():
             yield {**result, **regions, "tier": tier}
@@ -155,7 +144,6 @@ def score_rows(results: Results, *, subset: str | None) -> Iterator[Json]:
 
 
 def score_tier_rows(results: Results) -> Iterator[Json]:
-    """Share of correct calls in each tier."""
     for own in score_sets(results):
         for by_tier in own["tiers"].values():
             for tier, figures in by_tier.items():
@@ -163,7 +151,6 @@ def score_tier_rows(results: Results) -> Iterator[Json]:
 
 
 def score_speed_rows(results: Results) -> Iterator[Json]:
-    """Seconds and memory of each program, start-up first."""
     rates = dict.fromkeys(("mbp_per_minute", "mbp_per_minute_without_start_up", "mbp"))
     for program, used in results["scoreboard"]["start_up"].items():
         yield {**used, **rates, "title": "start-up", "program": program}
@@ -186,7 +173,6 @@ def score_class_table(results: Results) -> str:
 
 
 def score_conditions(results: Results) -> str:
-    """Command, machine and versions."""
     found = results["scoreboard"]
     versions = ", ".join(f"{name} ({version})" for name, version in found["programs"].items())
     computer, trained = found["machine"], found["kmer_training"]

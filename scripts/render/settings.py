@@ -5,9 +5,9 @@ from typing import Final
 
 from scripts.render.tables import MakeTable, Results, markdown
 from virnuc_cli.main import cli
-from virnuc_cli.options import Command, default_in_words, iter_commands, setting_options
+from virnuc_cli.options import Command, iter_commands, setting_options
 from virnuc_core.env_config import EnvConfig
-from virnuc_core.settings import NightlySettings, PredictSettings
+from virnuc_core.settings import NightlySettings, PredictSettings, in_words
 from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 
 
@@ -24,7 +24,7 @@ def settings_table(_: Results) -> str:
                 values = "" if option.is_flag else f" {option.metavar}"
                 cells = (
                     f"`{'/'.join([*option.opts, *option.secondary_opts])}{values}`",
-                    kind.left_out or default_in_words(field) or "must be given",
+                    kind.left_out or in_words(field) or "must be given",
                     field.description,
                 )
                 rows.setdefault(tuple(cell.replace("|", "\\|") for cell in cells), []).append(f"`{name}`")
@@ -34,13 +34,11 @@ def settings_table(_: Results) -> str:
 
 
 def variables_table(_: Results) -> str:
-    """Environment variables without a flag."""
     fields = EnvConfig.model_fields.values()
     return markdown("variable|meaning", ((f"`{field.alias}`", field.description or "") for field in fields))
 
 
 def versions_table(_: Results) -> str:
-    """The supported versions."""
     rows = [
         (f"{one.package}{' (optional)' * one.is_optional}", one.range_text, one.newer, one.why)
         for one in KNOWN_VERSIONS

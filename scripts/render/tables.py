@@ -47,13 +47,10 @@ _CELLS: Final = _Cells()
 
 @cache
 def load_results() -> Results:
-    """Every result file by its stem."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
 def table(header: str, cells: str, rows: Callable[[Results], Rows]) -> MakeTable:
-    """A table of rows made from the results; columns are separated by `|`."""
-
     def make(results: Results) -> str:
         made = [[_CELLS.vformat(cell, (), row) for cell in cells.split("|")] for row in rows(results)]
         return markdown(header, made)

@@ -40,7 +40,6 @@ class Step:
 
 
 def steps(text: str) -> Iterator[Step]:
-    """The blocks that are run, in order."""
     blocks = list(_BLOCK.finditer(text))
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         if block["mark"] in ("bash", "python"):
@@ -67,7 +66,6 @@ def run(step: Step, names: dict[str, Any]) -> str:
 
 
 def stable(text: str) -> str:
-    """The text without parts that vary between runs."""
     for pattern, instead in _VOLATILE:
         text = pattern.sub(instead, text)
     return text

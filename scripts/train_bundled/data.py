@@ -122,7 +122,6 @@ class DeviceTokens:
 
     @classmethod
     def build(cls, tokens: TokenColumn, device: torch.device) -> Self:
-        """Moves them to the device."""
         return cls(torch.from_numpy(tokens.input_ids.astype(np.int16)).to(device), tokens.offsets)
 
     def take(self, rows: Int64) -> tuple[Tensor, npt.NDArray[np.int32]]:
@@ -151,7 +150,6 @@ class DeviceChunks:
 
     @classmethod
     def build(cls, chunks: Chunks, num_records: int, device: torch.device) -> Self:
-        """Moves tokens to the device."""
         return cls(
             protein=DeviceTokens.build(chunks.protein, device),
             dna=DeviceTokens.build(chunks.dna, device),
@@ -162,7 +160,6 @@ class DeviceChunks:
 
 
 def save_chunks(chunks: Chunks, path: Path) -> None:
-    """Keeps tokens for a training that goes on later."""
     arrays: dict[str, Any] = {
         "protein": chunks.protein.input_ids,
         "protein_offsets": chunks.protein.offsets,
@@ -179,7 +176,6 @@ def save_chunks(chunks: Chunks, path: Path) -> None:
 
 
 def load_chunks(path: Path) -> Chunks:
-    """Reads what `save_chunks` has written."""
     with np.load(path) as arrays:
         return Chunks(
             protein=TokenColumn(arrays["protein"], arrays["protein_offsets"]),

@@ -38,7 +38,6 @@ _BATCH_CHUNKS: Final = 1024
 
 @torch.inference_mode()
 def chunk_codes(network: Network, chunks: Chunks) -> torch.Tensor:
-    """Codes (C, Z) of chunks."""
     device = network.head.gate.weight.device
     view = DeviceChunks.build(chunks, 1, device)
     codes = []
@@ -177,7 +176,6 @@ class _Labelled:
         self._parts: list[tuple[Float64, npt.NDArray[np.bool_], Float64]] = []
 
     def add(self, margins: torch.Tensor, is_viral: npt.NDArray[np.bool_]) -> None:
-        """Takes a set, margins (n,)."""
         weights = np.where(is_viral, 0.5 / max(1, is_viral.sum()), 0.5 / max(1, (~is_viral).sum()))
         self._parts.append((margins.double().cpu().numpy(), is_viral, weights))
 

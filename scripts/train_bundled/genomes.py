@@ -130,11 +130,9 @@ class Genomes:
 
     @property
     def is_viral(self) -> npt.NDArray[np.bool_]:
-        """Bool (R,)."""
         return np.asarray((self.classes < NUM_VIRUS) | (self.classes == ANY_VIRUS))
 
     def take(self, rows: Int64) -> "Genomes":
-        """Selects records."""
         return self.of(rows, self.bases.take(rows))
 
     def of(self, rows: Int64, bases: ByteColumn) -> "Genomes":

@@ -67,7 +67,6 @@ class Tokens:
 
     @classmethod
     def take(cls, tokens: DeviceTokens, rows: Int64, model: Encoder) -> "Tokens":
-        """The batch of the given rows."""
         lengths = tokens.offsets[rows + 1] - tokens.offsets[rows]
         order = np.argsort(-lengths, kind="stable")
         ids, cu_seqlens = tokens.take(rows[order])
@@ -100,8 +99,6 @@ class Tokens:
 
 
 class MaskedTokenHead(nn.Module):
-    """Predicts masked tokens through the transposed token embedding."""
-
     def __init__(self, width: int, vocab_size: int) -> None:
         super().__init__()
         self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))

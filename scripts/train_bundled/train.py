@@ -104,7 +104,6 @@ class Settings:
 
     @property
     def last_step(self) -> int:
-        """Steps that are taken."""
         return int(self.steps * self.used_share)
 
 
@@ -139,7 +138,6 @@ class Sampler:
                 drawn.append(pool.submit(self._draw_batch, step))
 
     def _draw_batch(self, step: int) -> tuple[DeviceChunks, ContigBatch]:
-        """Contigs of one view."""
         rng = np.random.default_rng((self._seed, step))
         number = int(rng.choice(len(self._views), p=self._shares))
         chunks, contigs = self._views[number], self._samplers[number].draw(self._scales[number], rng)
@@ -147,8 +145,6 @@ class Sampler:
 
 
 class Trainer:
-    """The state of a training, kept in a folder."""
-
     def __init__(
         self, settings: Settings, folder: Path, device: torch.device, start: Path | None = None
     ) -> None:
@@ -186,7 +182,6 @@ class Trainer:
             own.grad = torch.zeros_like(own)
 
     def save(self) -> None:
-        """Writes the state."""
         state = {
             "step": self.step,
             "network": self.network.state_dict(),
@@ -226,7 +221,6 @@ class Trainer:
         self.save()
 
     def _take_step(self, chunks: DeviceChunks, batch: ContigBatch) -> dict[str, torch.Tensor]:
-        """Changes the weights; gives the parts of the loss."""
         self._set_rate()
         self._in_bf16.zero_grad(set_to_none=True)
         rng = np.random.default_rng((self.settings.seed, self.step, 1))
@@ -250,7 +244,6 @@ class Trainer:
 
 
 def tokenized(genomes: Genomes, tokenizer: Path, folder: Path, jobs: int) -> list[Chunks]:
-    """All views of the genomes, from the folder if they are there."""
     paths = [folder / f"view-{number}.npz" for number in range(len(VIEWS))]
     missing = [number for number, path in enumerate(paths) if not path.exists()]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -297,7 +290,6 @@ def write_models(
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

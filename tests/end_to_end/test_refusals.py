@@ -1,4 +1,4 @@
-"""What is refused, with which exit code and words, before anything is written."""
+"""What is refused before anything is written; arguments alone are in tests/unit/virnuc_cli/test_refusals.py."""
 
 import os
 from pathlib import Path
@@ -17,25 +17,8 @@ PREDICT, TRAIN = "predict in.fa --out run", "train --viral in.fa --other other.f
 # Command; files beside in.fa, of the user unless NAME=fasta, NAME=json or a link NAME->TARGET; exit code; words of the
 # message, and behind "!" words that are not in it.
 REFUSED: list[tuple[str, str, int, str]] = [
-    ("nonsense", "", 2, "nonsense"),
-    ("predict", "", 2, "INPUT"),
-    ("predict in.fa", "", 2, "--out"),
-    (f"{PREDICT} --engine fast", "", 2, "--engine"),
-    (f"{PREDICT} --devices fast", "", 2, "fast"),
     (f"{PREDICT} --devices 99", "", 5, "99"),
-    (f"{PREDICT} --token-budget 0", "", 2, "--token-budget"),
-    (f"{PREDICT} --esm-model no/such/model --head tiny", "", 4, "no/such/model"),
-    (f"{PREDICT} --threshold 1.5", "", 2, "threshold"),
-    (f"{PREDICT} --threshold 0.0000009", "", 2, "threshold"),
-    (f"{PREDICT} --threshold 0.9999999", "", 2, "threshold"),
-    (f"{PREDICT} --fdr 1", "", 2, "fdr"),
-    (f"{PREDICT} --fdr 0.05 --threshold 0.9", "", 2, "leave out --threshold 0.9, or --fdr"),
-    ("predict none.fa --out run", "", 3, "none.fa"),
     ("evaluate --viral s3://bucket/a.fa --other in.fa --out run", "", 2, "is a URL"),
-    ("frames - - --chunk-length 500 --out frames.tsv", "", 2, "once"),
-    (f"{FRAMES} 2 --out frames.tsv", "", 2, "--chunk-length"),
-    (f"{FRAMES} 1000000000000 --out frames.tsv", "", 2, "--chunk-length"),
-    (f"{FRAMES} 500 --out no/frames.tsv", "", 2, "--out"),
     (f"{TRAIN} head.pth", "other.fa=fasta", 2, "must end in .safetensors"),
     ("inspect none", "", 3, "none"),
     ("models pull tiny", "", 2, "give esm2:tiny or dnabert:tiny"),

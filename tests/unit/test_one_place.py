@@ -10,7 +10,7 @@ import inspect, json, os, sys, types
 from pathlib import Path
 
 path = Path("virnuc_core/settings.py").resolve()
-anchor = "    repr_layer: Annotated["
+anchor = "    repr_layer: CountFromZero"
 source = path.read_text()
 assert source.count(anchor) == 1
 field = '    made_setting: int = Field(default=7, description="Made for a test")\\n'

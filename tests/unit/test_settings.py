@@ -72,9 +72,11 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
         (PredictSettings, {"shard_seconds": "inf"}, "shard_seconds"),
         (PredictSettings, {"dnabert_precision": "fp4"}, "dnabert_precision"),
         (PredictSettings, {"compile": "fast"}, "compile"),
-        (PredictSettings, {"threshold": 1.0}, "threshold"),
+        (PredictSettings, {"threshold": 0.9999999}, "threshold"),
+        (PredictSettings, {"threshold": 0.0000009}, "threshold"),
         (PredictSettings, {"threshold": float("nan")}, "threshold"),
         (PredictSettings, {"fdr": 0.0}, "fdr"),
+        (PredictSettings, {"fdr": 1}, "fdr"),
         (
             PredictSettings,
             {"fdr": 0.05, "threshold": 0.9},

@@ -18,7 +18,7 @@ protein.bin or dna.bin only.
 import hashlib
 import json
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from gzip import GzipFile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # slow to import
 
 SCHEMA_VERSION: Final = 4
 REJECTED_NAME: Final = "rejected.tsv"
-_META_NAME: Final = "meta.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +66,12 @@ class StoreMeta:
 
     def write(self, folder: Path) -> None:
         """Writes meta.json, which makes the folder a store."""
-        write_text(folder / _META_NAME, json.dumps(asdict(self), indent=2) + "\n")
+        write_text(folder / "meta.json", json.dumps(asdict(self), indent=2) + "\n")
 
     @staticmethod
     def is_in(folder: Path) -> bool:
         """Whether the folder has a meta.json, valid or not."""
-        return (folder / _META_NAME).is_file()
+        return (folder / "meta.json").is_file()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -82,14 +81,13 @@ class StoreMeta:
             DamagedFileError: it is missing, corrupt, or of another schema version.
             OSError: it cannot be read.
         """
-        path = folder / _META_NAME
         try:
-            meta = from_json(cls, parse_object(path.read_bytes()))
+            meta = from_json(cls, parse_object((folder / "meta.json").read_bytes()))
             if meta.chunk_length is not None:
                 chunk_steps(meta.chunk_length)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
             raise DamagedFileError(
-                f"{folder} is not a whole frame store: {path.name} cannot be used ({error!r}). "
+                f"{folder} is not a whole frame store: meta.json cannot be used ({error!r}). "
                 "Delete the folder and run again."
             ) from error
         if meta.schema_version != SCHEMA_VERSION:
@@ -108,18 +106,13 @@ def content_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def column_path(folder: Path, name: str) -> Path:
-    """File of a column."""
-    return folder / f"{name}.bin"
-
-
 def map_column(folder: Path, name: str, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
     """Memory-maps a numeric column, read-only.
 
     Raises:
         DamagedFileError: the file is missing or does not hold `count` values.
     """
-    path, size = column_path(folder, name), np.dtype(dtype).itemsize * count
+    path, size = folder / f"{name}.bin", np.dtype(dtype).itemsize * count
     found = path.stat().st_size if path.exists() else 0
     if found != size:
         raise DamagedFileError(
@@ -179,29 +172,27 @@ class FrameStore:
         """Maps a store into memory; raises as `StoreMeta.read` and `map_column`."""
         folder = Path(folder)
         meta = StoreMeta.read(folder)
-
-        def numbers(name: str, count: int) -> Int64:
-            return map_column(folder, name, np.int64, count)
-
+        counts = {"record": meta.num_records, "chunk": meta.num_chunks, "frame": meta.num_frames}
+        numbers = {
+            field.name: map_column(
+                folder, field.name, np.uint8 if field.name == "frame_number" else np.int64, counts[kind]
+            )
+            for field in fields(cls)
+            if (kind := field.name.partition("_")[0]) in counts
+        }
         whole = meta.chunk_length is None
+
+        def strings(name: str, count: int, is_there: bool) -> ByteColumn | None:
+            return map_strings(folder, name, count) if is_there else None
+
         return cls(
             folder=folder,
             meta=meta,
-            record_length=numbers("record_length", meta.num_records),
-            record_number=numbers("record_number", meta.num_records),
-            chunk_record=numbers("chunk_record", meta.num_chunks),
-            chunk_index=numbers("chunk_index", meta.num_chunks),
-            chunk_start=numbers("chunk_start", meta.num_chunks),
-            chunk_end=numbers("chunk_end", meta.num_chunks),
-            frame_chunk=numbers("frame_chunk", meta.num_frames),
-            frame_number=map_column(folder, "frame_number", np.uint8, meta.num_frames),
-            frame_start=numbers("frame_start", meta.num_frames),
+            **numbers,
             names=map_strings(folder, "record_name", meta.num_records),
-            sequences=None if whole else map_strings(folder, "sequence", meta.num_records),
-            protein=None
-            if whole and meta.alphabet == "dna"
-            else map_strings(folder, "protein", meta.num_frames),
-            dna=None if meta.alphabet == "protein" else map_strings(folder, "dna", meta.num_frames),
+            sequences=strings("sequence", meta.num_records, not whole),
+            protein=strings("protein", meta.num_frames, not (whole and meta.alphabet == "dna")),
+            dna=strings("dna", meta.num_frames, meta.alphabet == "dna"),
         )
 
     @property
@@ -271,8 +262,7 @@ class FrameStore:
 
     def frame_ids(self, begin: int, end: int) -> list[str]:
         """`frame_id_column` as a list."""
-        ids: list[str] = self.frame_id_column(begin, end).to_pylist()
-        return ids
+        return list(self.frame_id_column(begin, end).to_pylist())
 
 
 def write_frames_tsv(store: FrameStore, path: str | Path) -> None:
@@ -287,10 +277,6 @@ def write_frames_tsv(store: FrameStore, path: str | Path) -> None:
             stream.write(b"frame_id\tnucleotide\tprotein\n")
             for begin in range(0, store.num_frames, 1 << 14):
                 end = min(begin + (1 << 14), store.num_frames)
-                rows = zip(
-                    store.frame_ids(begin, end),
-                    store.dna.rows(begin, end).to_strings(),
-                    store.protein.rows(begin, end).to_strings(),
-                    strict=True,
-                )
-                stream.write("".join(f"{name}\t{dna}\t{protein}\n" for name, dna, protein in rows).encode())
+                columns = (column.rows(begin, end).to_strings() for column in (store.dna, store.protein))
+                rows = zip(store.frame_ids(begin, end), *columns, strict=True)
+                stream.write("".join("\t".join(row) + "\n" for row in rows).encode())

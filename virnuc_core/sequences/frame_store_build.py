@@ -1,13 +1,12 @@
 """Builds a frame store batch by batch: reads, validates, chunks and translates records."""
 
 import logging
-import operator
 import shutil
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from virnuc_core.sequences.frame_store import (
     REJECTED_NAME,
     FrameStore,
     StoreMeta,
-    column_path,
     content_digest,
     map_strings,
 )
@@ -48,15 +46,15 @@ def build_frame_store(
     """Stores the frames of sequence files, or without `chunk_length` their whole sequences, in a new store.
 
     The store appears under its name when complete, replacing an older one. Peak memory is about 5 bytes per letter of
-    the longest record plus 8 bytes per record. `rejected_copy` is a second path for rejected.tsv, which is written even if
-    no record is usable.
+    the longest record plus 8 bytes per record. `rejected_copy` is a second path for rejected.tsv, for one with records
+    alone, even if no record is usable.
 
     Raises:
         InputError: an input cannot be read, changes meanwhile, or has no usable record.
         UsageError: `folder` is not a frame store.
     """
     folder = Path(folder)
-    with naming(folder), _new_folder(folder) as building:
+    with _new_folder(folder) as building:
         _Builder(building, chunk_length, alphabet, frames, min_length).build(inputs, rejected_copy)
     return FrameStore.open(folder)
 
@@ -64,8 +62,8 @@ def build_frame_store(
 def store_sequences(sequences: Sequence[bytes], folder: Path, alphabet: Alphabet) -> FrameStore:
     """Stores usable, clean sequences whole in a new store; their names are their indices, from 0."""
     records = [Record(i + 1, "", str(i), sequence) for i, sequence in enumerate(sequences)]
-    with naming(folder), _new_folder(folder) as building:
-        builder = _Builder(building, None, alphabet, "open", 0)
+    with _new_folder(folder) as building:
+        builder = _Builder(building, None, alphabet)
         builder.add_all(records)
         builder.finish(inputs=())
     return FrameStore.open(folder)
@@ -77,36 +75,34 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and not StoreMeta.is_in(folder):
         raise UsageError(f"{folder} is in the way: it is not a frame store. Move it or name another folder.")
     temporary = temporary_name(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        sync_folder(temporary)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.replace(folder)
-    except BaseException:
+    with naming(folder):
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync_folder(folder.parent)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            sync_folder(temporary)
+            if folder.exists():
+                shutil.rmtree(folder)
+            temporary.replace(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
 
 
 class _Builder:
+    num_records = num_chunks = num_frames = num_rejected = num_escaped = 0
+
     def __init__(
         self,
         folder: Path,
         chunk_length: ChunkRule | None,
         alphabet: Alphabet,
-        frames: FrameRule,
-        min_length: int,
+        frames: FrameRule = "open",
+        min_length: int = 0,
     ) -> None:
-        self.folder = folder
-        self.chunk_length = chunk_length
-        self.alphabet: Alphabet = alphabet
-        self.frames: FrameRule = frames
-        self.min_length = min_length
-        self.name_hashes = array("q")
-        self.num_records = self.num_chunks = self.num_frames = self.num_rejected = self.num_escaped = 0
+        self.folder, self.chunk_length, self.alphabet = folder, chunk_length, alphabet
+        self.frames, self.min_length, self.name_hashes = frames, min_length, array("q")
 
     def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
         """Reads the inputs and writes everything, meta.json last; raises InputError."""
@@ -118,16 +114,18 @@ class _Builder:
                     f"{path} changed while it was read: wait until whatever writes it has ended, and run the same "
                     "command again."
                 )
-        if rejected_copy is not None:
+        if rejected_copy is not None and self.num_rejected:
             with atomic_path(rejected_copy) as temporary:
                 shutil.copyfile(self.folder / REJECTED_NAME, temporary)
+        elif rejected_copy is not None:
+            rejected_copy.unlink(missing_ok=True)
         if not self.num_records:
             raise InputError(self._nothing_usable(inputs, rejected_copy))
         if self.num_rejected:
+            total = self.num_rejected + self.num_records
             logger.warning(
-                "%d of %d records are not used; %s says why",
-                self.num_rejected, self.num_rejected + self.num_records, REJECTED_NAME,
-            )  # fmt: skip
+                "%d of %d records are not used; %s says why", self.num_rejected, total, REJECTED_NAME
+            )
         if self.num_escaped:
             logger.warning(
                 "%d records have names that could do harm in tables or terminals; they are written with %%XX in place "
@@ -137,9 +135,28 @@ class _Builder:
 
     def add_all(self, records: Iterable[Record]) -> None:
         """Stores the usable records, and lists the others in rejected.tsv."""
-        with open(self.folder / REJECTED_NAME, "w", encoding="utf-8", newline="\n") as table:
-            for batch in self._batches(records, table):
-                self._add(batch)
+        batch: list[Record] = []
+        letters = 0
+        with open(self.folder / REJECTED_NAME, "w", encoding="utf-8", newline="\n") as rejected:
+            rejected.write(REJECTED_HEADER)
+            for record in records:
+                length = len(record.sequence)
+                reason = rejection_reason(record.sequence, self.alphabet)
+                if reason is None and length < self.min_length:
+                    reason = f"shorter than {self.min_length} (--min-length)"
+                if reason is not None:
+                    self.num_rejected += 1
+                    path = record.path if record.path == STDIN else cell_text(record.path)
+                    cells = (record.number, plain_name(_name(record)), path, length, reason)
+                    rejected.write("\t".join(map(str, cells)) + "\n")
+                    continue
+                batch.append(record)
+                letters += length
+                if letters >= _BATCH_LETTERS:
+                    self._add(batch)
+                    batch, letters = [], 0
+        if batch:
+            self._add(batch)
 
     def finish(self, inputs: tuple[InputFile, ...]) -> None:
         """Writes meta.json, when everything else is on the disk."""
@@ -160,37 +177,13 @@ class _Builder:
             min_length=self.min_length,
         ).write(self.folder)
 
-    def _batches(self, records: Iterable[Record], rejected: TextIO) -> Iterator[list[Record]]:
-        rejected.write(REJECTED_HEADER)
-        batch: list[Record] = []
-        letters = 0
-        for record in records:
-            length = len(record.sequence)
-            reason = rejection_reason(record.sequence, self.alphabet)
-            if reason is None and length < self.min_length:
-                reason = f"shorter than {self.min_length} (--min-length)"
-            if reason is not None:
-                self.num_rejected += 1
-                name = plain_name(_name(record))
-                path = record.path if record.path == STDIN else cell_text(record.path)
-                rejected.write(f"{record.number}\t{name}\t{path}\t{length}\t{reason}\n")
-                continue
-            batch.append(record)
-            letters += length
-            if letters >= _BATCH_LETTERS:
-                yield batch
-                batch, letters = [], 0
-        if batch:
-            yield batch
-
     def _add(self, batch: list[Record]) -> None:
         given = [_name(record) for record in batch]
         plain = [plain_name(name) for name in given]
-        self.num_escaped += sum(map(operator.ne, given, plain))
-        names = [name.encode() for name in plain]
-        self.name_hashes.extend(map(hash, names))
+        self.num_escaped += sum(name != written for name, written in zip(given, plain, strict=True))
+        self.name_hashes.extend(hash(name.encode()) for name in plain)
         sequences = ByteColumn.from_strings([record.sequence for record in batch])
-        self._append_strings("record_name", ByteColumn.from_strings(names))
+        self._append_strings("record_name", ByteColumn.from_strings(plain))
         self._append("record_number", np.array([record.number for record in batch], np.int64))
         self._append("record_length", sequences.lengths)
         if self.chunk_length is None:
@@ -231,11 +224,11 @@ class _Builder:
             self.num_frames += len(frames.chunk)
 
     def _append(self, name: str, values: npt.NDArray[Any]) -> None:
-        with column_path(self.folder, name).open("ab") as file:
+        with (self.folder / f"{name}.bin").open("ab") as file:
             file.write(np.ascontiguousarray(values).data)
 
     def _append_strings(self, name: str, strings: ByteColumn) -> None:
-        path, offsets = column_path(self.folder, name), strings.offsets
+        path, offsets = self.folder / f"{name}.bin", strings.offsets
         if not path.exists():
             self._append(f"{name}.offsets", np.zeros(1, np.int64))
             path.touch()
@@ -260,9 +253,8 @@ class _Builder:
             block = names.rows(begin, min(begin + block_rows, len(names))).to_strings()
             unique = map(_numbered, block, numbers[begin : begin + block_rows].tolist())
             self._append_strings("unique_name", ByteColumn.from_strings(unique))
-        for suffix in ("", ".offsets"):
-            unique_names = column_path(self.folder, f"unique_name{suffix}")
-            unique_names.replace(column_path(self.folder, f"record_name{suffix}"))
+        for suffix in ("bin", "offsets.bin"):
+            (self.folder / f"unique_name.{suffix}").replace(self.folder / f"record_name.{suffix}")
         return len(rows)
 
     def _nothing_usable(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> str:
@@ -302,12 +294,7 @@ def _repeat_numbers(names: ByteColumn, hashes: Int64) -> npt.NDArray[np.int32]:
         previous, row = order[place], order[place + 1]
         [name] = names.rows(row, row + 1).to_strings()
         number = max(int(numbers[previous]), 1) + 1
-        while _contains(known, hash(_numbered(name, number).encode())):
+        while (taken := hash(_numbered(name, number).encode())) in known[np.searchsorted(known, taken) :][:1]:
             number += 1
         numbers[row] = number
     return numbers
-
-
-def _contains(ascending: Int64, value: int) -> bool:
-    place = int(np.searchsorted(ascending, value))
-    return place < len(ascending) and int(ascending[place]) == value

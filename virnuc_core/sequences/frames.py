@@ -11,24 +11,13 @@ from virnuc_core.specs import ChunkRule, chunk_steps
 FRAME_NAMES: Final = ("F1", "F2", "F3", "R1", "R2", "R3")
 LEAST_RESIDUES: Final = 10  # in such a stretch
 
-_STANDARD_CODE = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
-_DROPPED = 0  # marks a codon that is not pure ACGT
-_STOP = ord("*")
-
-
-def _base_table(values: tuple[int, int, int, int], other: int) -> bytes:
-    table = bytearray([other] * 256)
-    for base, value in zip(b"ACGT", values, strict=True):
-        table[base] = value
-    return bytes(table)
-
-
+_STOP, _DROPPED = ord("*"), 0  # the latter marks a codon that is not pure ACGT
+_AMINO_ACID: Final = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF".ljust(256, b"\0")
 # The three tables of a codon add up to 0..63 for pure ACGT and to 64 or more otherwise, within a byte.
-_FIRST = _base_table((0, 16, 32, 48), 64)
-_SECOND = _base_table((0, 4, 8, 12), 64)
-_THIRD = _base_table((0, 1, 2, 3), 64)
-_AMINO_ACID = _STANDARD_CODE + bytes([_DROPPED] * 192)
-_COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
+_CODON_TABLES: Final = tuple(
+    bytes(weight * "ACGT".index(chr(letter)) if chr(letter) in "ACGT" else 64 for letter in range(256))
+    for weight in (16, 4, 1)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +144,7 @@ class _SixFrames:
     def of(cls, bases: UInt8, starts: Int64, ends: Int64) -> "_SixFrames":
         total = len(bases)
         forward = np.ascontiguousarray(bases).tobytes()
-        strands = forward + forward[::-1].translate(_COMPLEMENT)
+        strands = forward + forward[::-1].translate(bytes.maketrans(b"ACGT", b"TGCA"))
         residues, codons_per_phase = _translate_by_phase(strands)
         # A chunk's reverse complement is at the mirrored position in the second half of `strands`.
         shift = np.arange(3)
@@ -193,9 +182,9 @@ def _translate_by_phase(strands: bytes) -> tuple[UInt8, int]:
 
     The codon at position p is at (p % 3) * M + p // 3, so that every reading frame is contiguous.
     """
-    codes = np.frombuffer(strands.translate(_FIRST), np.uint8).copy()
-    codes[:-1] += np.frombuffer(strands.translate(_SECOND), np.uint8)[1:]
-    codes[:-2] += np.frombuffer(strands.translate(_THIRD), np.uint8)[2:]
+    codes = np.zeros(len(strands), np.uint8)
+    for place, table in enumerate(_CODON_TABLES):
+        codes[: len(codes) - place] += np.frombuffer(strands.translate(table), np.uint8)[place:]
     rows = -(-len(strands) // 3)
     by_phase = np.full((3, rows), 64, np.uint8)
     for phase in range(3):

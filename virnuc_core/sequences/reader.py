@@ -28,27 +28,21 @@ from virnuc_core.specs import Alphabet, InputFile
 
 logger = logging.getLogger(__name__)
 
-STDIN = "-"
+STDIN: Final = "-"
 _stdin_copy: Path | None = None
 
 _BUFFER_BYTES: Final = 1 << 17
-_BOM = b"\xef\xbb\xbf"
-_COMMENT: Final = re.compile(rb"^[ \t]*#[^>\n]*$", re.MULTILINE)
-_BLANKS = b" \t\r\n\v\f"
+_BOM: Final = b"\xef\xbb\xbf"
+_BLANKS: Final = b" \t\r\n\v\f"
 # Control characters become "?", as non-ASCII letters do: sequences are also written to tables.
-_UPPER = bytes(c if 32 < c < 127 else ord("?") for c in bytes(range(256)).upper())
-_UPPER_DNA = _UPPER.replace(b"U", b"T")
-_NUCLEOTIDE_CODES = b"ACGTUNRYSWKMBDHV"
-_AMINO_ACID_CODES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ*-."
-
-_MAGICS: Final = {
+_UPPER: Final = bytes(c if 32 < c < 127 else ord("?") for c in bytes(range(256)).upper())
+_COMPRESSIONS: Final = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     **{bytes([first]) + b"\x2a\x4d\x18": "zstd" for first in range(0x50, 0x60)},  # skippable frames
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
-}
-_DAMAGE: Final = (lzma.LZMAError, zstd.ZstdError, cast(type[Exception], igzip_lib.IsalError))
+}  # by the first bytes
 _HEADER_BYTES: Final = 16  # enough to identify a member
 
 
@@ -89,7 +83,7 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
 
 def clean(letters: bytes, alphabet: Alphabet) -> bytes:
     """Upper case, without whitespace, in DNA with U read as T."""
-    return letters.translate(_UPPER_DNA if alphabet == "dna" else _UPPER, _BLANKS)
+    return letters.translate(_UPPER.replace(b"U", b"T") if alphabet == "dna" else _UPPER, _BLANKS)
 
 
 def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
@@ -101,12 +95,11 @@ def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
     if not sequence:
         return "empty sequence"
     if alphabet == "dna":
-        foreign = len(sequence.translate(None, _NUCLEOTIDE_CODES))
+        foreign = len(sequence.translate(None, b"ACGTUNRYSWKMBDHV"))
         if foreign > 0.1 * len(sequence):
             return f"not DNA: {foreign} of {len(sequence)} letters are not IUPAC nucleotide codes"
         return None
-    odd = sequence.translate(None, _AMINO_ACID_CODES)
-    if odd:
+    if odd := sequence.translate(None, b"ABCDEFGHIJKLMNOPQRSTUVWXYZ*-."):
         return f"not a protein: {len(odd)} letters are not amino-acid codes, the first is {chr(odd[0])!r}"
     return None
 
@@ -202,23 +195,18 @@ def _fasta_records(text: io.BufferedReader, path: str) -> Iterator[bytes]:
 def _fasta_letters(name: str, lines: bytes, path: str) -> bytes:
     if b"#" in lines:
         # A comment with a ">" may have lost its line end, but not where the next record begins behind it.
-        lines = _COMMENT.sub(b"", lines[: _end_of_letters(lines)])
-    if b">" in lines or b"@" in lines or b"+" in lines or _BOM in lines:
-        raise _second_record(name, lines, path)
-    if not lines.isascii():
-        lines = lines.decode().replace("\xa0", "").encode("ascii", "replace")
-    return lines
-
-
-def _second_record(name: str, lines: bytes, path: str) -> InputError:
-    place = min(place for sign in (b">", b"@", b"+", _BOM) if (place := lines.find(sign)) >= 0)
-    letters = len(lines[:place].translate(None, _BLANKS))
-    rest = lines[place : place + 40].partition(b"\n")[0].decode(errors="backslashreplace")
-    return InputError(
-        f"{path}: after {letters:,} letters of the sequence of {visible(name[:40])!r} comes {visible(rest)!r}, where another record "
-        "seems to begin. Begin each record on a line of its own (`cat` joins the last line of a file without a final newline to "
-        "the next file), and give FASTA and FASTQ in separate files."
-    )
+        lines = re.sub(rb"(?m)^[ \t]*#[^>\n]*$", b"", lines[: _end_of_letters(lines)])
+    signs = (b">", b"@", b"+", _BOM)
+    if any(sign in lines for sign in signs):
+        place = min(place for sign in signs if (place := lines.find(sign)) >= 0)
+        letters = len(lines[:place].translate(None, _BLANKS))
+        rest = lines[place : place + 40].partition(b"\n")[0].decode(errors="backslashreplace")
+        raise InputError(
+            f"{path}: after {letters:,} letters of the sequence of {visible(name[:40])!r} comes {visible(rest)!r}, where another "
+            "record seems to begin. Begin each record on a line of its own (`cat` joins the last line of a file without a final "
+            "newline to the next file), and give FASTA and FASTQ in separate files."
+        )
+    return lines if lines.isascii() else lines.decode().replace("\xa0", "").encode("ascii", "replace")
 
 
 def _end_of_letters(lines: bytes) -> int:
@@ -232,14 +220,12 @@ def _end_of_letters(lines: bytes) -> int:
     return max(end, 0)
 
 
-class _LineGuard(io.RawIOBase):
+class _LineGuard:
     """Raises InputError before a line of FASTQ takes half of the memory: dnaio's buffer holds up to two copies of it."""
 
     def __init__(self, text: io.BufferedReader, path: str) -> None:
-        self._text = text
-        self._path = path
-        self._most = _most_letters() // 2
-        self._length = 0
+        self._text, self._path = text, path
+        self._most, self._length = _most_letters() // 2, 0
 
     def read(self, size: int = -1) -> bytes:
         block = self._text.read(size)
@@ -271,40 +257,43 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
     try:
         with io.FileIO(source, closefd=isinstance(source, str)) as file:
             yield io.BufferedReader(file, _BUFFER_BYTES)
-    except (OSError, ValueError, EOFError, MemoryError, FileFormatError, *_DAMAGE) as error:
+    except (  # type: ignore[misc]
+        OSError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        FileFormatError,
+        lzma.LZMAError,
+        zstd.ZstdError,
+        igzip_lib.IsalError,
+    ) as error:
+        match error:
+            case FileNotFoundError():
+                problem = "does not exist. Check the path of the sequence file."
+            case IsADirectoryError():
+                problem = "is a folder. Name the sequence files in it."
+            case EOFError():
+                problem = "is truncated: its compressed data end early. Copy or download it again."
+            case UnicodeDecodeError():
+                problem = f"is not text in UTF-8 ({error.reason}). If its headers are Latin-1, convert it: iconv -f latin1 -t utf-8"
+            case MemoryError():
+                problem = "holds a record that does not fit into memory. Split it, or use a machine with more memory."
+            case FileFormatError():
+                problem = f"cannot be parsed: {error}. Mend or remove that record."
+            case OSError() | ValueError():  # ValueError: an invalid path
+                problem = f"cannot be read: {error}. Check the file and its permissions."
+            case _:
+                problem = f"is damaged: {error}. Copy or download it again."
         # Decompressors report damaged data as an OSError without a number.
         is_from_disk = isinstance(error, OSError) and error.errno is not None
-        raise (UnreadableInputError if is_from_disk else InputError)(f"{path} {_problem(error)}") from error
-
-
-def _problem(error: Exception) -> str:
-    match error:
-        case FileNotFoundError():
-            return "does not exist. Check the path of the sequence file."
-        case IsADirectoryError():
-            return "is a folder. Name the sequence files in it."
-        case EOFError():
-            return "is truncated: its compressed data end early. Copy or download it again."
-        case UnicodeDecodeError():
-            return f"is not text in UTF-8 ({error.reason}). If its headers are Latin-1, convert it: iconv -f latin1 -t utf-8"
-        case MemoryError():
-            return (
-                "holds a record that does not fit into memory. Split it, or use a machine with more memory."
-            )
-        case FileFormatError():
-            return f"cannot be parsed: {error}. Mend or remove that record."
-        case OSError() | ValueError():  # ValueError: an invalid path
-            return f"cannot be read: {error}. Check the file and its permissions."
-        case _:
-            return f"is damaged: {error}. Copy or download it again."
+        raise (UnreadableInputError if is_from_disk else InputError)(f"{path} {problem}") from error
 
 
 class _Stream(io.RawIOBase):
     """Blocks of bytes as a file."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._rest = b""
+        self._blocks, self._rest = blocks, b""
 
     def readable(self) -> bool:
         return True
@@ -318,7 +307,7 @@ class _Stream(io.RawIOBase):
 
 
 def _compression_of(start: bytes) -> str | None:
-    return next((name for magic, name in _MAGICS.items() if start.startswith(magic)), None)
+    return next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
 
 
 def _decompressor(compression: str) -> Any:
@@ -344,7 +333,7 @@ def _decompressed(raw: io.BufferedReader, compression: str, path: str) -> Iterat
             ahead = (ahead + more).lstrip(b"\0")
         # A bgzip member is a gzip member with this mark.
         is_bgzip = compression == "gzip" and ahead[12:16] == b"BC\x02\x00"
-        is_cut = bool(ahead) and any(magic.startswith(ahead) for magic in _MAGICS)
+        is_cut = bool(ahead) and any(magic.startswith(ahead) for magic in _COMPRESSIONS)
         if is_cut or (lacks_end and not is_bgzip):
             raise EOFError
         if not ahead:
