@@ -246,7 +246,7 @@ def _run(
 
     with ExitStack() as stack:
         if settings_model:
-            from virnuc_cli.sources import reading  # imports pydantic
+            from virnuc_cli.sources import reading  # imports pydantic-settings
 
             kind = resolve_name(f"virnuc_core.settings:{settings_model}")
             names = {*kind.model_fields, "threads"} & values.keys()

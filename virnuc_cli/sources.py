@@ -4,12 +4,17 @@ A preset stands before the defaults: `virnuc_core.settings.predict_config`.
 """
 
 import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from virnuc_core.env_config import env, value_of, variable_set
 from virnuc_core.errors import UsageError
@@ -27,11 +32,49 @@ from virnuc_core.settings import (
 
 FILE: Final = "virnuc.toml"
 COMMANDS: Final = (
-    *(PredictSettings, EmbedSettings, TrainSettings, FramesSettings, NightlySettings),
+    PredictSettings,
+    EmbedSettings,
+    TrainSettings,
+    FramesSettings,
+    NightlySettings,
     ProcessSettings,
 )
 
 _Settings = TypeVar("_Settings", bound=Settings)
+
+
+class _Sources(BaseSettings):
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _File(settings_cls, FILE)
+
+
+class _File(TomlConfigSettingsSource):
+    """The file may hold settings of all commands."""
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        try:
+            values = super()._read_file(file_path)
+        except OSError as error:
+            raise UsageError(f"{FILE} cannot be read: {error.strerror}. Make it readable.") from error
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{FILE} is not TOML in UTF-8: {error}. Correct that place.") from error
+        known = {name for kind in COMMANDS for name in kind.model_fields}
+        named = {key.replace("-", "_"): value for key, value in values.items()}
+        if len(named) < len(values):
+            raise UsageError(f"{FILE}: a setting is given twice, with _ and with -. Leave out one.")
+        for name in sorted(named.keys() - known):
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f": did you mean {_key(close[0])}?" if close else ". Keys are flags without dashes."
+            raise UsageError(f"{FILE}: {_key(name)} is no setting{hint}")
+        return named
 
 
 @contextmanager
@@ -45,54 +88,31 @@ def reading(kind: type[_Settings], flags: Mapping[str, Any]) -> Iterator[_Settin
     Raises:
         UsageError: a value, or a key of the file, cannot be used; names flag, variable or file and key. As `env`.
     """
-    in_file = _read_file()
-    names = [*ProcessSettings.model_fields, *kind.model_fields]
-    variables = {name: text for name in names if (text := value_of(_variable(name)))}
-    given = {name: value for name, value in {**in_file, **variables, **flags}.items() if name in names}
-    process = {name: given.pop(name) for name in ProcessSettings.model_fields if name in given}
-
-    def place(name: str) -> str:
-        if name in variables and name not in flags:
-            return f"environment variable {_variable(name)}"
-        return f"{FILE}: {_key(name)}" if name in in_file and name not in flags else f"--{_key(name)}"
-
+    config = SettingsConfigDict(
+        env_prefix="VIRNUC_", env_ignore_empty=True, enable_decoding=False, extra="ignore"
+    )
+    sources = type(kind.__name__, (_Sources, ProcessSettings, kind), {"model_config": config})
     try:
-        threads, settings = ProcessSettings(**process).threads, kind(**given)
+        found = cast(ProcessSettings, sources(**flags))
     except ValidationError as error:
-        raise UsageError(faults_in_words(error, place)) from error
+        in_file = _File(sources, FILE)()
+        raise UsageError(faults_in_words(error, lambda name: _place(name, flags, in_file))) from error
+    given = found.model_fields_set & kind.model_fields.keys()
+    settings = kind(**{name: getattr(found, name) for name in given})
     env()
     require_utf8(*(value for _, value in settings if isinstance(value, str)))
-    if threads is None:
+    if found.threads is None:
         yield settings
     else:
-        with variable_set(_variable("threads"), str(threads)):
+        with variable_set("VIRNUC_THREADS", str(found.threads)):
             yield settings
 
 
-def _read_file() -> dict[str, Any]:
-    """The file's settings by name; it may hold those of all commands."""
-    try:
-        with open(FILE, "rb") as file:
-            values = tomllib.load(file)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UsageError(f"{FILE} cannot be read: {error.strerror}. Make it readable.") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{FILE} is not TOML in UTF-8: {error}. Correct that place.") from error
-    known = {name for kind in COMMANDS for name in kind.model_fields}
-    named = {key.replace("-", "_"): value for key, value in values.items()}
-    if len(named) < len(values):
-        raise UsageError(f"{FILE}: a setting is given twice, with _ and with -. Leave out one.")
-    for name in sorted(named.keys() - known):
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f": did you mean {_key(close[0])}?" if close else ". Keys are flags without dashes."
-        raise UsageError(f"{FILE}: {_key(name)} is no setting{hint}")
-    return named
-
-
-def _variable(name: str) -> str:
-    return f"VIRNUC_{name.upper()}"
+def _place(name: str, flags: Mapping[str, Any], in_file: Mapping[str, Any]) -> str:
+    """Where the value of a setting was given; its flag if nowhere."""
+    if name not in flags and value_of(variable := f"VIRNUC_{name.upper()}"):
+        return f"environment variable {variable}"
+    return f"{FILE}: {_key(name)}" if name in in_file and name not in flags else f"--{_key(name)}"
 
 
 def _key(name: str) -> str:

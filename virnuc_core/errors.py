@@ -1,5 +1,20 @@
 """All errors that virnuc raises on purpose, with the exit code of the process.
 
+    VirnucError                      exit 1   anything not listed below
+    ├── UsageError                   exit 2   invalid flag, parameter or environment variable
+    ├── InputError                   exit 3   sequence file unreadable, or without usable records
+    │   └── UnreadableInputError     exit 3   its disk, path or permissions are at fault, not its content
+    ├── MismatchError                exit 4   run folder of another input, model or setting
+    ├── CheckpointError              exit 4   model weights, head or tokenizer unusable
+    ├── DamagedFileError             exit 4   corrupt or incomplete file that virnuc wrote
+    ├── DeviceError                  exit 5   device missing or unsupported
+    │   ├── DeviceMemoryError        exit 5   device or host out of memory (retryable)
+    │   └── DeviceLostError          exit 5   device failed or disappeared (retryable)
+    ├── LaneError                    exit 5   lane process died (retryable)
+    ├── HostError                    exit 5   host not fit for the job, another one may be (retryable)
+    └── StorageError                 exit 6   file or folder of virnuc's own unreadable or unwritable
+        └── StorageLostError         exit 6   disk or network file system failed (retryable)
+
 Messages say what is wrong, where, and what to do. All errors can be pickled, to cross process boundaries.
 """
 

@@ -40,15 +40,18 @@ class RunFolder:
     frames = _Inside("frames")  # the frame store
     shards = _Inside("shards")  # folder of finished shards
     lanes = _Inside("lanes")  # folder of journals and logs
-    token = _Inside("lanes/token")  # made by the run, for its lanes to know that they see its folder
+    token = _Inside(
+        "lanes/token"
+    )  # made by the run, by which its lanes recognise that they see the same folder
     embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
     predictions = _Inside("predictions.tsv")  # one row per chunk
     predictions_parquet = _Inside("predictions.parquet")
     contigs = _Inside("contigs.tsv")
     contigs_parquet = _Inside("contigs.parquet")
     prediction_results = _Inside("prediction_results.txt")  # one row per frame, in VirNucPro's format
-    # One row per scored chunk, in VirNucPro's format.
-    highest_score = _Inside("prediction_results_highestscore.csv")
+    highest_score = _Inside(
+        "prediction_results_highestscore.csv"
+    )  # one row per scored chunk, in VirNucPro's format
     rejected = _Inside("rejected.tsv")  # unusable records
     regions = _Inside("regions.tsv")  # one row per viral region
     regions_bed = _Inside("regions.bed")
@@ -92,18 +95,16 @@ class RunFolder:
     @property
     def results(self) -> tuple[Path, ...]:
         """User-facing outputs of a finished predict run, the report last."""
-        return (
-            *(self.predictions, self.contigs, self.prediction_results, self.highest_score),
-            *(self.regions, self.regions_bed, self.regions_gff3, self.regions_parquet, self.regions_fasta),
-            *(
-                self.viral_contigs,
-                self.predictions_parquet,
-                self.contigs_parquet,
-                self.embeddings,
-                self.rejected,
-            ),
-            *self.timed,
+        tables = (self.predictions, self.contigs, self.prediction_results, self.highest_score)
+        regions = (
+            self.regions,
+            self.regions_bed,
+            self.regions_gff3,
+            self.regions_parquet,
+            self.regions_fasta,
         )
+        others = (self.viral_contigs, self.predictions_parquet, self.contigs_parquet)
+        return (*tables, *regions, *others, self.embeddings, self.rejected, *self.timed)
 
     @property
     def timed(self) -> tuple[Path, ...]:
