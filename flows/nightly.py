@@ -68,7 +68,7 @@ def nightly_name() -> str:
     return f"nightly {shown} {date.today()}"
 
 
-@flow(name="predict", flow_run_name=nightly_name, persist_result=False)
+@flow(name="nightly", flow_run_name=nightly_name, persist_result=False)
 def nightly(
     inbox: str,
     out: str,

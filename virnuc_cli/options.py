@@ -120,14 +120,14 @@ def setting_options(model: "type[Settings]") -> list[click.Option]:
     """The options of a settings model, its own before inherited ones."""
     fields = model.model_fields
     names = [name for owner in model.__mro__ for name in inspect.get_annotations(owner) if name in fields]
-    return [_setting_option(name, fields[name], model.left_out) for name in dict.fromkeys(names)]
+    return [_setting_option(name, fields[name]) for name in dict.fromkeys(names)]
 
 
-def _setting_option(name: str, field: "FieldInfo", left_out: str) -> click.Option:
+def _setting_option(name: str, field: "FieldInfo") -> click.Option:
     """The option of a setting; its value is checked together with those of variables and files."""
     from virnuc_core.settings import help_of
 
-    flag, shown, default = name.replace("_", "-"), help_of(field), left_out or default_in_words(field)
+    flag, shown, default = name.replace("_", "-"), help_of(field), default_in_words(field)
     names = [f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"]
     return (click.Option if shown.common else RareOption)(
         [*filter(None, [shown.short]), *names],

@@ -5,7 +5,7 @@ Command line, variables, virnuc.toml, flows, Python API, MLflow and docs are mad
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -79,15 +79,9 @@ _ESM_MODEL: Final = "ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B, a hub name or a 
 
 
 class Settings(BaseModel):
-    """Base class: frozen, and rejects unknown names.
-
-    Attributes:
-        left_out: what a setting is that is not given, in words, unless it is its default.
-    """
+    """Base class: frozen, and rejects unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    left_out: ClassVar[str] = ""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -251,9 +245,12 @@ class FramesSettings(Settings):
     chunk_length: Annotated[ChunkLength, Help(common=True)] = Field(description="Chunk length in bp")
 
 
-class PoolSettings(Settings):
-    """How much work a lane in a pool gets, and for which project."""
+class LaneSettings(Settings):
+    """Where lanes run, and in a pool how much work each gets, and for which project."""
 
+    mode: LaneMode = Field(
+        default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
+    )
     lane_minutes: PositiveTime = Field(
         default=10.0, description="Estimated work of a lane in a pool, in minutes"
     )
@@ -261,35 +258,6 @@ class PoolSettings(Settings):
     project: Annotated[Project, Help(metavar="NAME", default="none")] = Field(
         default="", description="Project that the GPU hours count for"
     )
-
-
-class LaneSettings(PoolSettings):
-    """Where lanes run, and what they are in a pool."""
-
-    mode: LaneMode = Field(
-        default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
-    )
-
-
-class BatchSettings(PoolSettings):
-    """How a nightly batch works through its files."""
-
-    files_at_once: Count = Field(
-        default=8, description="Number of files whose runs wait or work at a time in a pool"
-    )
-    settle_seconds: SettleTime = Field(
-        default=60.0, description="Leave files alone that changed in the last so many seconds"
-    )
-
-
-class NightlySettings(PredictSettings, BatchSettings):
-    """Settings of the nightly batch, for `deploy`; what is not given stays as deployed."""
-
-    left_out: ClassVar[str] = "as deployed"
-
-    def given_of(self, kind: type[Settings]) -> dict[str, Any]:
-        """Those given that are also settings of `kind`."""
-        return {name: getattr(self, name) for name in self.model_fields_set & kind.model_fields.keys()}
 
 
 def help_of(field: FieldInfo) -> Help:

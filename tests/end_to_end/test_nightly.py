@@ -24,7 +24,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
 
-from deployments.register import NightlyChoice, register
+from deployments.deploy import deploy
 from flows.nightly import PoolFiles, nightly
 from tasks import pool_runs
 from tasks.nightly import Computed, NewFile, NightlyReport
@@ -250,7 +250,7 @@ class StandIn:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    register(NightlyChoice())
+    deploy()
     monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_POLLS", 0.1)
     stand_in = StandIn()
     with Worker(stand_in):
@@ -317,7 +317,7 @@ def test_a_run_that_crashes_again_and_again_fails_its_file(inbox: Inbox, stand_i
 
 
 def test_a_night_that_ends_early_cancels_its_own_runs_alone(inbox: Inbox) -> None:
-    register(NightlyChoice())
+    deploy()
     new = NewFile(path=inbox.folder / "a.fa", sha256="1" * 64, results=inbox.out / "a")
 
     @flow

@@ -11,18 +11,19 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events.schemas.automations import AutomationCore, EventTrigger
-from prefect.states import Cancelled, Pending
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled
 
-from deployments.register import NIGHTLY
+from deployments.deploy import FILES
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.production.conftest import SETTINGS, Stack
-from virnuc_core.env_config import reload
 
 pytestmark = pytest.mark.slow
 
-BLOCK = "custom-webhook/nights"
+NIGHTLY = "nightly/nightly"
 NUM_FILES, NUM_BROKEN = 20, 3
 
 
@@ -50,31 +51,44 @@ class _Receiver(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+def webhook() -> Iterator[Webhook]:
     with Webhook() as webhook:
         threading.Thread(target=webhook.serve_forever, daemon=True).start()
-        monkeypatch.setenv("VIRNUC_NOTIFY_URL", webhook.url)
-        reload()
         yield webhook
         webhook.shutdown()
 
 
 @pytest.fixture
 def folders(stack: Stack, webhook: Webhook, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Inbox and results of the nightly batch; its schedule is paused."""
-    inbox, out = tmp_path / "inbox", tmp_path / "out"
+    """Inbox and results of the nightly batch, whose alarms go to the webhook."""
+    inbox, out, site = tmp_path / "inbox", tmp_path / "out", tmp_path / "site"
     inbox.mkdir()
-    quick = ("--devices", SETTINGS["devices"][0], "--files-at-once", "3", "--settle-seconds", "0")
-    deadline = ("--cron", "0 2 * * *", "--timezone", "UTC", "--done-by", "02:01")
-    choice = ("--inbox", inbox, "--out", out, *quick, *deadline, "--notify", BLOCK)
-    done = stack.shell("virnuc_cli", "server", "deploy", *choice)
+    site.mkdir()
+    at_stack = {
+        PREFECT_API_URL: stack.access["PREFECT_API_URL"],
+        PREFECT_API_AUTH_STRING: stack.access["PREFECT_API_AUTH_STRING"],
+    }
+    with temporary_settings(at_stack):
+        block = CustomWebhookNotificationBlock.model_validate(
+            {
+                "name": "nights",
+                "url": webhook.url,
+                "json_data": {"subject": "{{subject}}", "body": "{{body}}"},
+            }
+        ).save("nights", overwrite=True)
+    shutil.copytree(FILES, site, dirs_exist_ok=True)
+    night, alarms = site / "prefect.yaml", site / "alarms.yaml"
+    text = (
+        night.read_text()
+        .replace("/data/inbox", str(inbox))
+        .replace("/data/results", f"{out}\n      settle_seconds: 0")
+    )
+    night.write_text(text.replace("settings: {}", f"settings: {{devices: {SETTINGS['devices']}}}"))
+    alarms.write_text(alarms.read_text().replace("BLOCK-ID", str(block)).replace("21600", "60"))
+    done = stack.shell("virnuc_cli", "server", "deploy", site)
     assert done.returncode == 0, done.stderr
-    [schedule] = stack.client.read_deployment_schedules(stack.client.read_deployment_by_name(NIGHTLY).id)
-    stack.client.update_deployment_schedule(schedule.deployment_id, schedule.id, active=False)
-    for automation in stack.client.read_automations():
-        stack.client.resume_automation(automation.id)
     yield inbox, out
-    assert stack.shell("virnuc_cli", "server", "deploy", "--notify", "none").returncode == 0
+    assert stack.shell("virnuc_cli", "server", "deploy").returncode == 0
 
 
 def begin_night(stack: Stack, **parameters: Any) -> UUID:
@@ -150,20 +164,11 @@ def shorten(stack: Stack, name: str) -> None:
     stack.client.update_automation(found.id, AutomationCore.model_validate(wanted))
 
 
-def test_a_run_that_does_not_begin_is_taken_for_crashed(stack: Stack) -> None:
-    shorten(stack, "virnuc: runs that do not begin have crashed")
-    lane = stack.client.read_deployment_by_name("embed-lane/cpu")
-    asked = {"folder": "/data/run", "shards": [0], "lane": 0, "device": "cpu", "token": "0"}
-    run = stack.client.create_flow_run_from_deployment(lane.id, parameters=asked, state=Pending())
-    stack.wait_for(run.id, "Crashed", 90)
-    assert stack.shell("virnuc_cli", "server", "deploy").returncode == 0
-
-
 def test_a_night_that_no_worker_takes_raises_an_alarm_soon_and_at_its_deadline(
     stack: Stack, webhook: Webhook, folders: tuple[Path, Path]
 ) -> None:
     shorten(stack, "virnuc: a nightly run does not begin")
-    nights = stack.client.read_work_queue_by_name("nights", work_pool_name="virnuc-runs")
+    nights = stack.client.read_work_queue_by_name("normal", work_pool_name="virnuc-runs")
     stack.client.update_work_queue(nights.id, is_paused=True)
     night = begin_night(stack)
     try:
