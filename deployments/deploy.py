@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from deployments.server import server_failure, server_url
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
+from tasks.artifacts import RUN_TAG
 from virnuc_core import __version__
 from virnuc_core.env_config import child_environment
 from virnuc_core.errors import UsageError, VirnucError
@@ -52,15 +53,16 @@ def deploy(site: Path | None = None, pool_type: PoolType | None = None) -> list[
         for name in ("prefect.yaml", "automations.yaml", "alarms.yaml", "kubernetes.json"):
             shutil.copyfile(FILES / name, site / name)
     folder = site or FILES
-    deployments = _read(folder / "prefect.yaml", lambda document: list(document["deployments"]))
-    if others := {item.get("version") for item in deployments} - {__version__}:
+    prefect = folder / "prefect.yaml"
+    versions = _read(prefect, lambda document: [item.get("version") for item in document["deployments"]])
+    if others := {*map(str, versions)} - {__version__}:
         raise UsageError(
-            f"{folder / 'prefect.yaml'} is of version {', '.join(map(str, others))}, and virnuc {__version__} is installed: "
-            f"bring it up to date with {FILES / 'prefect.yaml'}, and set its version."
+            f"{prefect} is of version {', '.join(others)}, and virnuc {__version__} is installed: bring it up to date with "
+            f"{FILES / prefect.name}, and set its version."
         )
-    automations = _read(folder / "automations.yaml", _automations)
-    if "BLOCK-ID" not in (folder / "alarms.yaml").read_text():
-        automations |= _read(folder / "alarms.yaml", _automations)
+    automations = _read(folder / "automations.yaml", _automations) | _read(
+        folder / "alarms.yaml", _automations
+    )
     if (failure := server_failure()) is not None:
         raise UsageError(
             f"the Prefect server at {server_url()} does not answer ({failure}): start it with `virnuc server up` or "
@@ -68,9 +70,9 @@ def deploy(site: Path | None = None, pool_type: PoolType | None = None) -> list[
         )
     with get_client(sync_client=True) as client:
         try:
-            pools = [*_make_pools(client, pool_type, folder)]
-            _run_prefect_deploy(client, folder / "prefect.yaml")
-            made = f"{len(deployments)} deployments of virnuc {__version__}, from {folder / 'prefect.yaml'}"
+            pools = [*_make_pools(client, pool_type, folder / "kubernetes.json")]
+            _run_prefect_deploy(client, prefect)
+            made = f"{len(versions)} deployments of virnuc {__version__}, from {prefect}"
             return [*pools, made, *_apply(client, automations)]
         except PrefectHTTPStatusError as error:
             raise VirnucError(f"the Prefect server at {server_url()} refuses: {error}") from error
@@ -79,11 +81,13 @@ def deploy(site: Path | None = None, pool_type: PoolType | None = None) -> list[
 def _read(path: Path, parse: Callable[[Any], _Parsed]) -> _Parsed:
     try:
         return parse(yaml.safe_load(path.read_text()))
-    except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} cannot be used: {error}. Compare it with {FILES / path.name}.") from error
 
 
 def _automations(document: Any) -> dict[str, AutomationCore]:
+    if "BLOCK-ID" in str(document):  # nobody to notify is named
+        return {}
     try:
         return {item["name"]: AutomationCore.model_validate(item) for item in document["automations"]}
     except ValidationError as error:  # most of it compares an action with those of other types
@@ -93,7 +97,7 @@ def _automations(document: Any) -> dict[str, AutomationCore]:
         raise ValueError("; ".join(sorted(reasons)) or "an automation lacks a field") from error
 
 
-def _make_pools(client: SyncPrefectClient, pool_type: PoolType | None, folder: Path) -> Iterator[str]:
+def _make_pools(client: SyncPrefectClient, pool_type: PoolType | None, jobs: Path) -> Iterator[str]:
     existing = {pool.name: pool for pool in client.read_work_pools()}
     for name, queues in POOLS.items():
         pool = existing.get(name)
@@ -103,14 +107,13 @@ def _make_pools(client: SyncPrefectClient, pool_type: PoolType | None, folder: P
                 f"the work pool {name} at the server is of type {pool.type!r}, which cannot be changed: delete it first "
                 f"(`prefect work-pool delete {name}`)."
             )
-        template = ProcessWorker.get_default_base_job_template()
-        if kind == "kubernetes":
-            template = _read(folder / "kubernetes.json", dict)
+        in_cluster = kind == "kubernetes"
+        template = _read(jobs, dict) if in_cluster else ProcessWorker.get_default_base_job_template()
         if pool is None:
             limit = 16 if name == RUNS_POOL else None
             wanted = WorkPoolCreate(name=name, type=kind, base_job_template=template, concurrency_limit=limit)
             client.create_work_pool(wanted)
-        elif kind == "kubernetes":
+        elif in_cluster:
             client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
         made = {queue.name for queue in client.read_work_queues(work_pool_name=name)}
         for priority, queue in enumerate(queues, start=1):
@@ -133,10 +136,12 @@ def _run_prefect_deploy(client: SyncPrefectClient, path: Path) -> None:
         lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
         reason = [line for line in lines if line and not line.startswith(("For further", "For more"))]
         raise UsageError(f"{path} cannot be deployed: {' '.join(reason[-2:])}")
-    for deployment in client.read_deployments():  # Prefect stores parameters of no meaning
-        known = (deployment.parameter_openapi_schema or {}).get("properties", {})
-        if unknown := deployment.parameters.keys() - known.keys():
-            raise UsageError(f"{path}: {deployment.name} has no parameter {', '.join(sorted(unknown))}.")
+    for found in client.read_deployments():  # Prefect stores parameters that a flow does not have
+        unknown = (
+            found.parameters.keys() - (found.parameter_openapi_schema or {}).get("properties", {}).keys()
+        )
+        if unknown and RUN_TAG in found.tags:
+            raise UsageError(f"{path}: {found.name} has no parameter {', '.join(sorted(unknown))}.")
 
 
 def _apply(client: SyncPrefectClient, wanted: Mapping[str, AutomationCore]) -> Iterator[str]:

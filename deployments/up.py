@@ -39,7 +39,9 @@ def run_stack(port: int, mlflow_port: int, workers: WorkerChoice, home: Path, si
     with only_one(folder / "lock", complaint):
         for option, number in (("--port", port), ("--mlflow-port", mlflow_port)):
             try:
-                socket.create_server((HOST, number)).close()
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((HOST, number))
             except (OSError, OverflowError) as error:
                 raise UsageError(
                     f"port {number} of {HOST} cannot be used ({error}): end what listens there, or give another {option}."

@@ -4,70 +4,44 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 
 from deployments.deploy import FILES, POOLS
+from deployments.processes import Programs
 from tests.end_to_end.conftest import wait_until
 from tests.production.conftest import free_port
 from virnuc_core import __version__
 
 ROOT = Path(__file__).parents[2]
-AUTOMATION = "virnuc: a crashed run is scheduled again"
-ALARMS = 5
-
-
-@contextmanager
-def program(folder: Path, *command: str, **environment: str) -> Iterator[None]:
-    """A program that is ended with the block; it may import what is in the repository."""
-    with (
-        open(folder / f"{command[1]}.log", "w") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", *command],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdout=log,
-            stderr=log,
-        ) as process,
-    ):
-        try:
-            yield
-        finally:
-            process.terminate()
+AGAIN = "virnuc: a crashed run is scheduled again"
+PREFECT = (sys.executable, "-m", "prefect")
 
 
 class Server:
     """A Prefect server, and commands at it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
-        port = free_port()
-        self.address = {
+        self.environment = {
+            "PYTHONPATH": str(ROOT),
             "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
         }
-        self.command = ("prefect", "server", "start", "--port", str(port))
-        self.client = SyncPrefectClient(self.address["PREFECT_API_URL"])
-
-    def answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.address['PREFECT_API_URL']}/health", timeout=5).is_success
-        except httpx.HTTPError:
-            return False
+        self.client = SyncPrefectClient(self.environment["PREFECT_API_URL"])
 
     def run(self, *command: str | Path, code: int = 0) -> str:
         """What a command prints."""
         done = subprocess.run(
             [sys.executable, "-m", *map(str, command)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **self.address},
+            env={**os.environ, **self.environment},
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -82,17 +56,10 @@ class Server:
 
     def deployments(self) -> dict[str, Any]:
         """All that the server has of the deployments, but for the times of changes."""
-        left_out = {"created", "updated", "last_polled", "status"}
-        schedule = {"created", "updated", "id"}
-        return {
-            str(each.id): each.model_dump(exclude=left_out | {"schedules"})
-            | {"schedules": [one.model_dump(exclude=schedule) for one in each.schedules]}
-            for each in self.client.read_deployments()
-        }
-
-    def nightly(self) -> Any:
-        [found] = [each for each in self.client.read_deployments() if each.name == "nightly"]
-        return found
+        left_out = {"created": True, "updated": True, "last_polled": True, "status": True}
+        schedules = {"__all__": {"created", "updated", "id"}}
+        found = self.client.read_deployments()
+        return {str(each.id): each.model_dump(exclude={**left_out, "schedules": schedules}) for each in found}
 
     def automations(self) -> dict[str, Any]:
         return {found.name: found for found in self.client.read_automations()}
@@ -100,9 +67,11 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    with program(server.folder, *server.command, **server.address), server.client:
-        wait_until(server.answers, 120)
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    server = Server(folder, port)
+    with Programs(folder) as programs, server.client:
+        programs.start("server", (*PREFECT, "server", "start", "--port", str(port)), server.environment)
+        programs.wait_until(lambda: server.client.api_healthcheck() is None)
         yield server
 
 
@@ -110,29 +79,22 @@ def test_deploying_again_changes_nothing_and_prefect_deploy_gives_the_same(serve
     lines = server.deploy()
     deployed, automations = server.deployments(), server.automations()
     assert {each["version"] for each in deployed.values()} == {__version__}
-    assert set(automations) == {AUTOMATION}
+    assert set(automations) == {AGAIN}
     assert server.deploy() == lines
     server.run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", FILES / "prefect.yaml")
     assert server.deployments() == deployed
     assert server.automations() == automations
 
-    nightly = server.nightly()
+    nightly = server.client.read_deployment_by_name("nightly/nightly")
+    assert nightly.global_concurrency_limit
     assert nightly.global_concurrency_limit.limit == 1
+    assert nightly.concurrency_options
     assert nightly.concurrency_options.collision_strategy == "ENQUEUE"
     assert [schedule.active for schedule in nightly.schedules] == [False]
     for name, queues in POOLS.items():
         found = sorted(server.client.read_work_queues(work_pool_name=name), key=lambda queue: queue.priority)
         assert [queue.name for queue in found] == [*queues, "default"]
     assert server.client.read_work_pool("virnuc-runs").concurrency_limit == 16
-    # A variable for clusters does not disturb workers that start processes.
-    template = server.client.read_work_pool("virnuc-gpu").base_job_template
-    assert "gpus" not in template["variables"]["properties"]
-    [lane] = [
-        each
-        for each in deployed.values()
-        if each["entrypoint"] == "flows.lanes.embed_lane" and each["name"] == "gpu"
-    ]
-    assert lane["job_variables"]["gpus"] == 1
 
 
 @pytest.mark.slow
@@ -141,16 +103,16 @@ def test_a_site_has_files_of_its_own(server: Server, tmp_path: Path) -> None:
     server.deploy(site)
     prefect, alarms = site / "prefect.yaml", site / "alarms.yaml"
     assert prefect.read_bytes() == (FILES / "prefect.yaml").read_bytes()
-    assert set(server.automations()) == {AUTOMATION}  # nobody to notify is named
+    assert set(server.automations()) == {AGAIN}  # nobody to notify is named
 
     original = prefect.read_text()
     edited = original.replace("/data/inbox", "/lab/inbox").replace("active: false", "active: true")
     prefect.write_text(edited)
     alarms.write_text(alarms.read_text().replace("BLOCK-ID", "5f0c1d84-2c0f-4d2c-9a56-5e2d60a1a1f4"))
     server.deploy(site)
-    nightly = server.nightly()
+    nightly = server.client.read_deployment_by_name("nightly/nightly")
     assert nightly.parameters["inbox"] == "/lab/inbox"
-    assert len(server.automations()) == 1 + ALARMS
+    assert len(server.automations()) == 6
     waiting = {"deployment_id": {"any_": [nightly.id]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
 
     def scheduled() -> list[FlowRun]:
@@ -161,90 +123,82 @@ def test_a_site_has_files_of_its_own(server: Server, tmp_path: Path) -> None:
     first = min(run.expected_start_time for run in scheduled() if run.expected_start_time)
     assert (first.hour, first.minute) == (2, 0)
 
-    for wrong, message in (
-        ({"inbox: ": "inbx: "}, "has no parameter inbx"),
-        ({"settings: {}": "settings: {presett: tiny}"}, "'presett' was unexpected"),
-        ({'"0 2 * * *"': '"0 25 * * *"'}, "0 25"),
-        ({f"&version {__version__}": "&version 0.0.9"}, f"is of version 0.0.9, and virnuc {__version__} is"),
-        ({"deployments:": "deploymnts:"}, "cannot be used: 'deployments'"),
+    for before, after, message in (
+        ("inbox: ", "inbx: ", "has no parameter inbx"),
+        ("settings: {}", "settings: {presett: tiny}", "'presett' was unexpected"),
+        (f"&version {__version__}", "&version 0.0.9", f"is of version 0.0.9, and virnuc {__version__} is"),
+        ("deployments:", "deploymnts:", "cannot be used: 'deployments'"),
     ):
-        [(before, after)] = wrong.items()
-        assert before in edited
         prefect.write_text(edited.replace(before, after))
         assert message in server.deploy(site, code=2)
-    prefect.write_text(edited)
+    prefect.write_text(original)
     alarms.write_text(alarms.read_text().replace("5f0c1d84-", "ops-"))
     assert f"{alarms} cannot be used: Input should be a valid UUID" in server.deploy(site, code=2)
-
     alarms.write_text((FILES / "alarms.yaml").read_text())
-    prefect.write_text(original)
     assert "'virnuc: there was no nightly run' deleted" in server.deploy(site)
-    assert set(server.automations()) == {AUTOMATION}
+    assert set(server.automations()) == {AGAIN}
 
 
 @pytest.mark.slow
 def test_a_crashed_run_is_scheduled_again_twice(server: Server, tmp_path: Path) -> None:
     site = tmp_path / "site"
     server.deploy(site)
-    prefect, automations = site / "prefect.yaml", site / "automations.yaml"
-    text = prefect.read_text()
-    prefect.write_text(
-        text.replace("flows.evaluate.evaluate", "tests.end_to_end.crashing.crash", 1)
-        .replace("    parameters: {mode: pool}\n", "")
-        .replace("flows.lanes.plan_run", "tests.end_to_end.crashing.crash")
+    prefect, automations, crashing = (
+        site / "prefect.yaml",
+        site / "automations.yaml",
+        "tests.end_to_end.crashing.crash",
     )
+    text = prefect.read_text().replace("    parameters: {mode: pool}\n", "")
+    for entrypoint in ("flows.evaluate.evaluate", "flows.lanes.plan_run"):
+        text = text.replace(entrypoint, crashing)
+    prefect.write_text(text)
     automations.write_text(automations.read_text().replace("within: 30", "within: 10"))
     server.deploy(site)
-    asked = [
-        server.client.create_flow_run_from_deployment(server.client.read_deployment_by_name(name).id)
-        for name in ("crashing/on-demand", "crashing/cpu")  # the one of a plan is left alone
+    ids = [
+        server.client.create_flow_run_from_deployment(server.client.read_deployment_by_name(name).id).id
+        for name in ("crashing/on-demand", "crashing/cpu")  # a plan is left alone
     ]
 
-    def runs() -> list[FlowRun]:
-        return [server.client.read_flow_run(run.id) for run in asked]
+    def attempts() -> list[tuple[int, str | None]]:
+        return [(run.run_count, run.state_name) for run in map(server.client.read_flow_run, ids)]
 
-    worker = ("prefect", "worker", "start", "--type", "process", "--pool")
-    with (
-        program(tmp_path, *worker, "virnuc-runs", **server.address),
-        program(tmp_path, *worker, "virnuc-cpu", **server.address),
-    ):
-        wait_until(
-            lambda: [(run.run_count, run.state_name) for run in runs()] == [(3, "Crashed"), (1, "Crashed")],
-            300,
-        )
-        with pytest.raises(AssertionError):
-            wait_until(lambda: runs()[0].state_name != "Crashed", 25)
-    states = [state.name for state in server.client.read_flow_run_states(asked[0].id)]
+    with Programs(tmp_path) as workers:
+        for pool in ("virnuc-runs", "virnuc-cpu"):
+            command = (*PREFECT, "worker", "start", "--type", "process", "--pool", pool)
+            workers.start(pool, command, server.environment)
+        wait_until(lambda: attempts() == [(3, "Crashed"), (1, "Crashed")], 300)
+        with pytest.raises(AssertionError, match="not within"):
+            wait_until(lambda: attempts()[0][1] != "Crashed", 25)
+    states = [state.name for state in server.client.read_flow_run_states(ids[0])]
     assert states.count("AwaitingRetry") == 2
 
 
 @pytest.mark.slow
 def test_work_pools_for_a_kubernetes_cluster(server: Server, tmp_path: Path) -> None:
     server.deploy()
-    assert "work pool virnuc-gpu at the server is of type 'process'" in server.deploy(
-        "--pool-type", "kubernetes", code=2
-    )
+    refused = server.deploy("--pool-type", "kubernetes", code=2)
+    assert "work pool virnuc-gpu at the server is of type 'process'" in refused
     for pool in POOLS:
         server.client.delete_work_pool(pool)
     site = tmp_path / "site"
     server.deploy(site, "--pool-type", "kubernetes")
-    template = site / "kubernetes.json"
+    template, prefect = site / "kubernetes.json", site / "prefect.yaml"
     template.write_text(template.read_text().replace('"default": "/data"', '"default": "/shared"'))
-    prefect = site / "prefect.yaml"
     prefect.write_text(prefect.read_text().replace("&image virnuc", "&image registry/virnuc:1"))
     server.deploy(site)  # stays what it is
-    pool = server.client.read_work_pool("virnuc-gpu")
-    assert pool.type == "kubernetes"
-    assert pool.base_job_template["variables"]["properties"]["folder"]["default"] == "/shared"
-    assert (
-        server.client.read_deployment_by_name("embed-lane/gpu").job_variables["image"] == "registry/virnuc:1"
-    )
+    gpu = server.client.read_work_pool("virnuc-gpu")
+    assert gpu.type == "kubernetes"
+    assert gpu.base_job_template["variables"]["properties"]["folder"]["default"] == "/shared"
+    lane = server.client.read_deployment_by_name("embed-lane/gpu")
+    assert lane.job_variables["image"] == "registry/virnuc:1"
     refused = server.run("virnuc_cli", "server", "worker", "--devices", "cpu", code=2)
     assert "has no work pool virnuc-gpu and" in refused
 
 
-def test_a_server_that_does_not_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(server.address, "PREFECT_API_URL", "http://127.0.0.1:9/api")
+def test_a_server_that_does_not_answer_or_is_not_named(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(server.environment, "PREFECT_API_URL", "http://127.0.0.1:9/api")
     assert "127.0.0.1:9/api does not answer" in server.deploy(code=2)
-    monkeypatch.setitem(server.address, "PREFECT_API_URL", "")
+    monkeypatch.setitem(server.environment, "PREFECT_API_URL", "")
     assert "no Prefect server is named" in server.deploy(code=2)

@@ -15,8 +15,6 @@ import prefect.settings
 import pytest
 import yaml
 from prefect.flows import load_flow_from_entrypoint
-from prefect.server.events.schemas.automations import EventTrigger
-from prefect.server.events.schemas.events import RelatedResource, Resource
 
 from deployments.deploy import FILES, POOLS
 from flows import nightly
@@ -69,37 +67,9 @@ def test_deployment(item: dict[str, Any]) -> None:
     for name, value in pool["job_variables"]["env"].items():
         require_known(name)
         assert isinstance(value, str)
-
-
-def test_code_comes_from_each_installation_and_nights_one_by_one_when_they_have_folders() -> None:
+    # The code comes from each host's installation.
     assert DOCUMENT["pull"] == []
-    assert not [item for item in DEPLOYMENTS if ":" in item["entrypoint"]]
-    [night] = [item for item in DEPLOYMENTS if "schedules" in item]
-    assert night["entrypoint"] == "flows.nightly.nightly"
-    assert [schedule["active"] for schedule in night["schedules"]] == [False]
-    assert night["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
-
-
-def crash(deployment: str | None, count: int, tags: list[str]) -> bool:
-    """Whether a run that has crashed in its attempt `count` is scheduled again."""
-    related = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in tags]
-    if deployment:
-        named = {"prefect.resource.id": "prefect.deployment.1", "prefect.resource.name": deployment}
-        related.append({**named, "prefect.resource.role": "deployment"})
-    run = {"prefect.resource.id": "prefect.flow-run.1", "prefect.run-count": str(count)}
-    return EventTrigger.model_validate(AGAIN["trigger"]).covers_resources(
-        Resource.model_validate(run), [RelatedResource.model_validate(one) for one in related]
-    )
-
-
-def test_a_crashed_run_is_scheduled_again_twice() -> None:
-    attempts = [crash("on-demand", count, [RUN_TAG]) for count in range(5)]
-    assert attempts == [False, True, True, False, False]
-    for item in DEPLOYMENTS:
-        is_asked_for = not {"lane", "plan"} & {*item["tags"]}
-        assert crash(item["name"], 1, item["tags"]) is is_asked_for
-    assert not crash("on-demand", 1, [])  # of another project
-    assert not crash(None, 1, [RUN_TAG])  # a flow within a run
+    assert ":" not in item["entrypoint"]
 
 
 def test_alarms_go_by_what_flows_and_deployments_are_called() -> None:
