@@ -39,7 +39,7 @@ from virnuc_core import __version__
 from virnuc_core.errors import UsageError, VirnucError
 
 PREFECT_FILE: Final = Path(__file__).with_name("prefect.yaml")
-NIGHTLY: Final = "predict/nightly"
+NIGHTLY: Final = "nightly/nightly"
 # Of servers that an earlier version was deployed to: after a pause of the server it crashes runs that are alive.
 _REPLACED_AUTOMATION: Final = "virnuc: runs without a heartbeat have crashed"
 # Settings of the nightly run that belong together, or exclude each other: naming one of them resets the others.

@@ -21,7 +21,6 @@ import deployments
 from deployments.lost_runs import WINDOW_SECONDS
 from deployments.register import NIGHTLY, PREFECT_FILE
 from deployments.server import CPU_POOL, GPU_POOL, POOLS, RUNS_POOL
-from flows import nightly
 from flows.pool import WORK_POOLS
 from virnuc_cli.main import cli
 
@@ -58,13 +57,10 @@ def test_the_deployments_and_their_pools() -> None:
         "plan-run/gpu": GPU_POOL,
         "embed-lane/cpu": CPU_POOL,
         "plan-run/cpu": CPU_POOL,
+        "predict-files/gpu": GPU_POOL,
+        "predict-files/cpu": CPU_POOL,
     }
     assert WORK_POOLS == {"cuda": GPU_POOL, "cpu": CPU_POOL}
-
-
-def test_nightly_runs_submit_to_what_is_deployed() -> None:
-    [item] = [item for item in DEPLOYMENTS if full_name(item) == nightly.PREDICT_DEPLOYMENT]
-    assert item["work_pool"]["name"] == nightly.RUNS_POOL
 
 
 @pytest.mark.parametrize("item", DEPLOYMENTS, ids=lambda item: item["entrypoint"])
