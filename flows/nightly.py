@@ -132,7 +132,7 @@ def nightly(
 
 
 def _entry_of(
-    report: NightlyReport, begin: float, settings: PredictSettings, run_tags: Mapping[str, str]
+    report: NightlyReport, begin: float, settings: PredictSettings, own_tags: Mapping[str, str]
 ) -> Entry:
     parameters = {name: value for name, value in flow_run.parameters.items() if name != "settings"}
     return Entry(
@@ -142,7 +142,7 @@ def _entry_of(
         finished=time.time(),
         params={**parameters, **settings.params},
         metrics=[(name, float(value), 0) for name, value in report.metrics.items()],
-        tags=run_tags,
+        tags=own_tags,
         note=report.summary,
         tables={"files": report.rows} if report.rows else None,
     )
@@ -248,7 +248,9 @@ def _working(settings: PredictSettings, where: LaneSettings, results: Path) -> I
         deployment = f"predict-files/{WORK_POOLS[device].removeprefix('virnuc-')}"
         of_batches = FlowFilter.model_validate({"name": {"any_": [predict_files.name]}})
         # A night whose process was killed may have left batches at the server.
-        while any(str(results) in run.parameters["journal"] for run in _unfinished(of_batches)):
+        while any(
+            Path(run.parameters["journal"]).parent.parent == results for run in _unfinished(of_batches)
+        ):
             time.sleep(5)
     for left in results.glob(".virnuc-night-*"):
         shutil.rmtree(left, ignore_errors=True)

@@ -18,7 +18,6 @@ from tasks.inbox import (
     Night,
     NightlyReport,
     iter_inbox,
-    quarantine_file,
     sample_name,
     settings_digest,
 )
@@ -92,16 +91,6 @@ def test_links_are_found_and_named(tmp_path: Path) -> None:
     assert "changed" in snapshot.reason_to_wait(0.0)
 
 
-def test_no_file_is_moved_through_a_link(tmp_path: Path) -> None:
-    path, elsewhere = put(tmp_path / "inbox" / "a.fa"), tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / "inbox" / "rejected").symlink_to(elsewhere)
-    with pytest.raises(OSError, match="link"):
-        quarantine_file(path, "1" * 64, "Bad.")
-    assert path.exists()
-    assert list(elsewhere.iterdir()) == []
-
-
 def test_file_waits_while_it_is_young_or_changing(tmp_path: Path) -> None:
     settled = FileSnapshot.of(put(tmp_path / "a.fa"))
     young = FileSnapshot.of(put(tmp_path / "b.fa", modified=time.time() - 20))
@@ -113,18 +102,6 @@ def test_file_waits_while_it_is_young_or_changing(tmp_path: Path) -> None:
     assert "changed" in settled.reason_to_wait(0.0)
     (tmp_path / "a.fa").unlink()
     assert "not there" in settled.reason_to_wait(0.0)
-
-
-def test_rejected_file_replaces_no_other(tmp_path: Path) -> None:
-    for number, content in (("1", "one"), ("2", "two")):
-        quarantine_file(put(tmp_path / "a.fa", content), number * 64, f"Bad {content}.")
-    assert {path.name: path.read_text() for path in (tmp_path / "rejected").iterdir()} == {
-        "a.fa": "one",
-        "a.fa.reason.txt": "Bad one.\n",
-        "222222222222-a.fa": "two",
-        "222222222222-a.fa.reason.txt": "Bad two.\n",
-    }
-    assert not (tmp_path / "a.fa").exists()
 
 
 def test_digest_is_kept_as_long_as_size_and_time_are_the_same(tmp_path: Path) -> None:
@@ -239,14 +216,12 @@ def nights(tmp_path: Path) -> Nights:
 def test_bytes_count_and_not_names(nights: Nights) -> None:
     nights.put("first.fa", "one")
     nights.put("copy.fasta", "one", modified=OLD + 1)
-    first, copy = nights.outcomes().values()
-    assert (first.status, copy.status) == ("kept", "done") or (copy.status, first.status) == ("kept", "done")
-    done, kept = (first, copy) if first.status == "done" else (copy, first)
-    assert kept.why == f"The same bytes as {done.name}"
-    for outcome in (done, kept):
+    copy, first = nights.outcomes().values()
+    assert (first.status, copy.status, copy.why) == ("done", "kept", "The same bytes as first.fa")
+    assert (first.run, copy.run) == ("http://127.0.0.1/run", "")
+    for outcome in (first, copy):
         assert (outcome.contigs, outcome.virus, outcome.seconds) == (3, 2, 3.5)
         assert outcome.results.startswith(f"{nights.out}/first-")
-    assert (done.run, kept.run) == ("http://127.0.0.1/run", "")
     (nights.inbox / "copy.fasta").rename(nights.inbox / "renamed.fa")
     assert nights.statuses() == {"first.fa": "kept", "renamed.fa": "kept"}
     assert len(nights.calls) == 1
@@ -325,14 +300,22 @@ def test_name_that_is_no_text_is_refused_and_stops_no_other(nights: Nights) -> N
     assert nights.statuses() == {"probe_\N{REPLACEMENT CHARACTER}.fa": "rejected", "z.fa": "done"}
 
 
-def test_bad_file_that_cannot_be_moved_stays_and_fails(nights: Nights) -> None:
-    nights.errors["bad"] = InputError("a.fa is truncated.")
-    path = nights.put("a.fa", "bad")
-    (nights.inbox / "rejected").write_text("in the way")
+def test_a_rejected_file_replaces_no_other_and_leaves_the_inbox_by_no_link(nights: Nights) -> None:
+    nights.errors = {content: InputError(f"Bad {content}.") for content in ("one", "two", "three")}
+    rejected, elsewhere = nights.inbox / "rejected", nights.out / "elsewhere"
+    for content in ("one", "two"):
+        nights.put("a.fa", content)
+        assert nights.statuses() == {"a.fa": "rejected"}
+    moved = sorted((len(path.name), path.read_text()) for path in rejected.iterdir())
+    assert moved == [(4, "one"), (15, "Bad one.\n"), (17, "two"), (28, "Bad two.\n")]
+    rejected.rename(elsewhere)
+    rejected.symlink_to(elsewhere)
+    path = nights.put("a.fa", "three")
     outcome = nights.outcomes()["a.fa"]
     assert outcome.status == "failed"
-    assert outcome.why.startswith("a.fa is truncated. It cannot be moved aside")
+    assert outcome.why.startswith("Bad three. It cannot be moved aside")
     assert path.exists()
+    assert len(list(elsewhere.iterdir())) == 4
 
 
 def test_report_counts_what_was_computed_and_puts_failures_first(monkeypatch: pytest.MonkeyPatch) -> None:
