@@ -168,7 +168,9 @@ def test_a_night_that_no_worker_takes_raises_an_alarm_soon_and_at_its_deadline(
     stack: Stack, webhook: Webhook, folders: tuple[Path, Path]
 ) -> None:
     shorten(stack, "virnuc: a nightly run does not begin")
-    nights = stack.client.read_work_queue_by_name("nights", work_pool_name="virnuc-runs")
+    queue = stack.client.read_deployment_by_name(NIGHTLY).work_queue_name
+    assert queue is not None
+    nights = stack.client.read_work_queue_by_name(queue, work_pool_name="virnuc-runs")
     stack.client.update_work_queue(nights.id, is_paused=True)
     night = begin_night(stack)
     try:
