@@ -119,7 +119,7 @@ def test_parameters_that_a_flow_no_longer_has_are_dropped(client: SyncPrefectCli
     stored = {"inbox": "/in", "old_name": 1, "settings": {"preset": "tiny", "old_setting": 2}}
     client.create_deployment(flow_id, "nightly", parameters=stored, enforce_parameter_schema=False)
     [batch] = [item for item in register(NightlyChoice()) if item.name == NIGHTLY]
-    assert batch.note.endswith("without old_name and settings.old_setting, which predict no longer has")
+    assert batch.note.endswith("without old_name and settings.old_setting, which nightly no longer has")
     kept = client.read_deployment_by_name(NIGHTLY).parameters
     assert kept == {"inbox": "/in", "mode": "pool", "priority": "bulk", "settings": {"preset": "tiny"}}
 
