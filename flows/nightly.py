@@ -5,9 +5,9 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import date
@@ -118,10 +118,11 @@ def nightly(
         night = Night(str(Path(inbox).absolute()), results, settings_digest(work.config), settle_seconds)
         found = as_task("scan", night.scan)(return_state=True)
         ended = []
-        for state in work.compute(found, files_at_once):
-            ended.append(state)
-            for computed in state.result():
-                night.settle(computed)
+        with closing(work.compute(found, files_at_once)) as states:
+            for state in states:
+                ended.append(state)
+                for computed in state.result():
+                    night.settle(computed)
     report = NightlyReport(inbox=inbox, out=results, outcomes=list(night.outcomes.values()))
     as_task("report", report.publish)(wait_for=[found, *ended])
     track(store, partial(_entry_of, report, begin, settings, run_tags(results, project)), results / "*")
@@ -158,7 +159,7 @@ class _Work:
     journals: Path
     deployment: str
 
-    def compute(self, found: State[list[NewFile]], at_once: int) -> Iterator[State[list[Computed]]]:
+    def compute(self, found: State[list[NewFile]], at_once: int) -> Generator[State[list[Computed]]]:
         """Computes batches of at most 100 files and about 20 MB, and then large files; in mode pool side by side."""
         small = [new for new in found.result() if new.file.size <= SMALL_BYTES]
         sizes = itertools.accumulate(new.file.size for new in small)

@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ParameterTypeError
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Crashed, Running
+from prefect.states import Cancelled, Crashed, Running
 
 from deployments.deploy import deploy
 from flows import nightly as nights
@@ -350,23 +351,31 @@ def test_a_night_that_ends_early_cancels_its_runs(inbox: Inbox, monkeypatch: pyt
     """Nobody takes the batch; the large file ends and interrupts the night."""
     inbox.put("a.fa", fasta(1))
     inbox.put("bad.fa", b"no sequence " * 300)
+    too_late: list[FlowRun] = []
 
-    def interrupt(*_: object) -> None:
-        wait_until(lambda: unfinished("predict a.fa and 0 more"))
-        raise KeyboardInterrupt
-
-    def unfinished(name: str) -> list[FlowRun]:
-        asked = {
-            "name": {"any_": [name]},
-            "state": {"type": {"any_": ["SCHEDULED", "RUNNING", "CANCELLING"]}},
-        }
+    def batches() -> list[FlowRun]:
+        asked = {"name": {"any_": ["predict a.fa and 0 more"]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
         with get_client(sync_client=True) as client:
             return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(asked))
+
+    def cancel() -> None:
+        with get_client(sync_client=True) as client:
+            for run in batches():
+                too_late.append(run)
+                client.set_flow_run_state(run.id, Cancelled(), force=True)
+
+    timer = threading.Timer(30, cancel)
+
+    def interrupt(*_: object) -> None:
+        wait_until(batches)
+        timer.start()
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("tasks.inbox.Night.settle", interrupt)
     with pytest.raises(KeyboardInterrupt):
         inbox.night(mode="pool")
-    assert unfinished("predict a.fa and 0 more") == []
+    timer.cancel()
+    assert (batches(), too_late) == ([], [])
 
 
 def test_files_of_a_night_that_is_over_are_refused(inbox: Inbox) -> None:
