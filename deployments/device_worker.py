@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shlex
+import sys
 from abc import ABC
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ class SlotWorker(ProcessWorker, ABC):  # ABC: does not replace Prefect's own wor
         job = Job(self.folder, flow_run.id)
         configuration.env |= {**slot.environment, "VIRNUC_OUTCOME": str(job.outcome)}
         configuration.command = shlex.join(
-            [*shlex.split(configuration.command or ""), str(job.lock), str(slot.lock)]
+            [sys.executable, "-m", "deployments.engine", str(job.lock), str(slot.lock)]
         )
         slot.is_busy = True
         try:

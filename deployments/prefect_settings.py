@@ -26,48 +26,31 @@ def prepare_prefect() -> None:
     log_version_warnings("orchestration")
     home = home_folder("prefect").resolve()
     if env().prefect_home is None:
-        _make_folder(home)
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"virnuc's home folder {home.parent} cannot be written ({error.strerror}): set VIRNUC_HOME to one that can."
+            ) from error
         make_private(home / "prefect.db")
         profiles = Path("~/.prefect/profiles.toml").expanduser()
         if profiles.exists():
             os.environ.setdefault("PREFECT_PROFILES_PATH", str(profiles))
-    defaults = {
-        "PREFECT_HOME": str(home),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # As in prefect.yaml: the server takes a run without heartbeats for dead.
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "virnuc_core,tasks,flows",
-        # Prefect would warn about every line that is logged outside a run.
-        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-        # The command line itself reports errors; the server's database keeps the rest.
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"virnuc's home folder {path.parent} cannot be written ({error.strerror}): set VIRNUC_HOME to one that can."
-        ) from error
+    os.environ.setdefault("PREFECT_HOME", str(home))
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    # The command line itself reports errors; the server's database keeps the rest.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
 
 
 @contextmanager
 def logging_programs() -> Iterator[None]:
-    """Logs on stderr which programs start and end; Ctrl-C is the normal end of the block."""
+    """Logs on stderr what programs do; Ctrl-C is the normal end of the block."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("virnuc: %(message)s"))
     logger = logging.getLogger("deployments")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False  # Prefect's handler would print the line again
-    try:
-        with suppress(KeyboardInterrupt):
-            yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
+    with suppress(KeyboardInterrupt):
+        yield

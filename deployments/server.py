@@ -1,7 +1,6 @@
 """The Prefect server of the user's settings."""
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,29 +25,7 @@ QUARANTINED: Final = "virnuc.slot.quarantined"
 RELEASED: Final = "virnuc.slot.released"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
-    """A work pool and its queues by falling priority, each with the most runs at once over all hosts."""
-
-    description: str
-    queues: Mapping[str, int | None]
-    limit: int | None = None
-
-
-# Planning takes seconds and goes first, so that a new run does not wait for the lanes of others.
-_LANE_QUEUES: Final = dict.fromkeys(("plans", "urgent", "normal", "bulk"))
-# A device takes one lane at a time, so their pools need no limit; a run holds its slot while its lanes wait.
-POOLS: Final[Mapping[str, Pool]] = {
-    GPU_POOL: Pool(description="Lanes and plans on GPUs, one at a time on each", queues=_LANE_QUEUES),
-    CPU_POOL: Pool(description="Lanes and plans on CPUs", queues=_LANE_QUEUES),
-    RUNS_POOL: Pool(
-        description="Whole runs, which wait for their lanes and put the results together",
-        # Nightly runs wait for the runs of their files, which need slots, too.
-        queues={"nights": 2, "urgent": None, "normal": None, "bulk": None},
-        limit=16,
-    ),
-}
-
+_POOLS: Final = (GPU_POOL, CPU_POOL, RUNS_POOL)
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +53,7 @@ def missing_pools() -> list[str]:
     """Work pools for processes that the server does not have, not yet or because they are for a cluster."""
     with connect() as client:
         existing = {pool.name for pool in client.read_work_pools() if pool.type == "process"}
-    return [name for name in POOLS if name not in existing]
+    return [name for name in _POOLS if name not in existing]
 
 
 def workers_since(moment: datetime) -> set[str]:
@@ -177,6 +154,6 @@ def _workers(client: "SyncPrefectClient", wanted: "WorkerFilter | None" = None) 
     """Workers of virnuc's pools; a server may not have these yet."""
     from tasks.pool_runs import read_pages
 
-    pools = [pool.name for pool in client.read_work_pools() if pool.name in POOLS]
+    pools = [pool.name for pool in client.read_work_pools() if pool.name in _POOLS]
     reads = [partial(client.read_workers_for_work_pool, pool, wanted) for pool in pools]
     return [worker for read in reads for worker in read_pages(read)]

@@ -1,47 +1,47 @@
-"""The nightly flow: each new sequence file of an inbox becomes a predict run."""
+"""The nightly flow: computes the files of an inbox that have no results yet."""
 
-import hashlib
+import itertools
 import logging
-import re
+import secrets
+import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from itertools import islice
+from datetime import date
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from prefect import flow, tags
-from prefect.client.schemas.objects import FlowRun, State
+from prefect import Task, flow, tags
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State
+from prefect.deployments import run_deployment
 from prefect.runtime import flow_run
-from prefect.states import Completed
+from prefect.states import Cancelling, Completed
 from prefect.utilities.urls import url_for
 
-from flows import RUNS_POOL
+from flows.files import batch_name, predict_files
 from flows.outputs import require_absolute
-from flows.pool import require_lasting_server
+from flows.pool import WORK_POOLS, for_worker, pool_device
 from flows.predict import predict
+from flows.recording import ON_END, choose_lanes
 from tasks.artifacts import RUN_TAG, attach_api_log_handler
-from tasks.nightly import (
-    DIGESTS_NAME,
-    Computed,
-    DigestCache,
-    NewFile,
-    NightlyBatch,
-    NightlyReport,
-    claim_results,
-    iter_inbox,
-    make_writable,
-    publish_nightly,
-)
-from tasks.pool_runs import PoolRun, PoolRuns
+from tasks.inbox import Computed, NewFile, Night, NightlyReport, settings_digest
 from tasks.publishing import run_tags
-from tasks.run_entries import Entry, Value
+from tasks.run_entries import Entry
+from tasks.stages import as_task
 from tasks.tracking import start_tracking, track
-from virnuc_core import errors
-from virnuc_core.errors import LaneError, VirnucError
+from virnuc_core.errors import DamagedFileError, LaneError, MismatchError, VirnucError, is_retryable
+from virnuc_core.inference.events import LaneFailed
+from virnuc_core.inference.lane_journal import JournalTail, error_of
+from virnuc_core.results.run_opening import locking
+from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import (
     PREDICT_DEFAULTS,
     Count,
@@ -51,12 +51,14 @@ from virnuc_core.settings import (
     PredictSettings,
     Priority,
     Project,
+    RunConfig,
     SettleTime,
+    predict_config,
 )
 
-PREDICT_DEPLOYMENT: Final = "predict/on-demand"
-# Name of the final state of a nightly run, of type COMPLETED, that automations.yaml waits for.
+# Name of the final state of a night, of type COMPLETED, that automations.yaml waits for.
 FILES_REJECTED: Final = "FilesRejected"
+SMALL_BYTES: Final = 1_000_000  # up to which a run of its own would take longer than the file
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +70,14 @@ def nightly_name() -> str:
     return f"nightly {shown} {date.today()}"
 
 
-@flow(name="predict", flow_run_name=nightly_name, persist_result=False)
+@flow(
+    name="nightly",
+    flow_run_name=nightly_name,
+    persist_result=False,
+    on_failure=ON_END,
+    on_crashed=ON_END,
+    on_cancellation=ON_END,
+)
 def nightly(
     inbox: str,
     out: str,
@@ -80,191 +89,186 @@ def nightly(
     files_at_once: Count = 8,
     settle_seconds: SettleTime = 60.0,
 ) -> State[NightlyReport]:
-    """Calls the contigs of every file in an inbox whose bytes have no results yet.
+    """Calls the contigs of every file in an inbox whose content has no results with these settings yet.
 
-    A file that is still being written waits for the next nightly run, one that cannot be used is moved aside with
-    its reason, and a run that did not finish is resumed by the next one. Nightly runs over the same results share the
-    work: each content is computed by one of them, and the others wait for it.
+    A file that is still being written waits for the next night, one that cannot be used is moved aside with its
+    reason, and a run that did not finish is resumed by the next night.
 
     Args:
         inbox: a folder, or a glob such as `/data/*/contigs.fa.gz`.
         out: folder of the results, one folder a file: NAME-HASH.
         settings: models and how to run them.
-        mode: "local": the files one after another, in this process; "pool": runs for the workers of the work pools.
+        mode: "local": the files one after another, on this machine; "pool": by the workers of the work pools.
         lane_minutes: about how long a lane works, in pool mode.
-        priority: queue of the files' runs and of their lanes, in pool mode.
+        priority: queue of lanes and of small files, in pool mode.
         project: what the GPU hours count for.
-        files_at_once: number of files whose runs wait or work at a time, in pool mode.
+        files_at_once: number of large files, or batches of small ones, that wait or work at a time, in pool mode.
         settle_seconds: how long nobody must have written to a file.
 
     Raises:
-        VirnucError: some files failed and wait for the next nightly run; the others are done.
+        VirnucError: some files failed and wait for the next night; the others are done.
     """
     attach_api_log_handler()
     require_absolute(inbox, out)
-    results = make_writable(Path(out).absolute())
+    begin, results = time.time(), Path(out).absolute()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
-    parameters = {"settings": settings, **dict(where)}
-    if mode == "pool":
-        require_lasting_server()
-        compute_files = PoolFiles(results, parameters, files_at_once).compute
-    else:
-        compute_files = LocalFiles(parameters).compute
-    params: dict[str, Value] = {
-        **{"inbox": inbox, "out": out, "files_at_once": files_at_once, "settle_seconds": settle_seconds},
-        **settings.params,
-        **where.params,
-    }
-    begin = time.time()
-    files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
-    with DigestCache(results / DIGESTS_NAME) as digests:
-        batch = NightlyBatch(results, digests, compute_files, settle_seconds)
-        report = NightlyReport(inbox=inbox, out=results, outcomes=batch.process(files))
-    publish_nightly(report)
-    entry = _entry_of(report, begin, params, run_tags(results, project))
-    track(start_tracking("", {}), lambda: entry, results / "*")
-    if report.counts["failed"]:
-        raise VirnucError(
-            f"{report.summary}. {report.failures} They are tried again by the next nightly run."
-        )
-    name = FILES_REJECTED if report.counts["rejected"] else None
+    choose_lanes(where, settings.devices)  # fails now instead of for each file
+    store = start_tracking(flow_run.id, run_tags(results, project))
+    with locking(results), _working(settings, where, results) as work:
+        night = Night(str(Path(inbox).absolute()), results, settings_digest(work.config), settle_seconds)
+        found = as_task("scan", night.scan)(return_state=True)
+        ended = []
+        with closing(work.compute(found, files_at_once)) as states:
+            for state in states:
+                ended.append(state)
+                for computed in state.result():
+                    night.settle(computed)
+    report = NightlyReport(inbox=inbox, out=results, outcomes=list(night.outcomes.values()))
+    as_task("report", report.publish)(wait_for=[found, *ended])
+    track(store, partial(_entry_of, report, begin, settings, run_tags(results, project)), results / "*")
+    if report.metrics["files_failed"]:
+        raise VirnucError(f"{report.summary}. {report.failures} They are tried again by the next night.")
+    name = FILES_REJECTED if report.metrics["files_rejected"] else None
     return Completed(name=name, message=report.summary, data=report)
 
 
 def _entry_of(
-    report: NightlyReport, begin: float, params: Mapping[str, Value], tags: Mapping[str, str]
+    report: NightlyReport, begin: float, settings: PredictSettings, own_tags: Mapping[str, str]
 ) -> Entry:
+    parameters = {name: value for name, value in flow_run.parameters.items() if name != "settings"}
     return Entry(
-        id=str(flow_run.id),
+        id=flow_run.id,
         name=flow_run.name,
         started=begin,
         finished=time.time(),
-        params=params,
+        params={**parameters, **settings.params},
         metrics=[(name, float(value), 0) for name, value in report.metrics.items()],
-        tags=tags,
+        tags=own_tags,
         note=report.summary,
         tables={"files": report.rows} if report.rows else None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LocalFiles:
-    """Runs in this process, one after another, with these parameters of `predict`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """How files are computed; `journals` is a folder for errors in batches, whose runs are of `deployment` in mode pool."""
 
-    parameters: Mapping[str, Any]
+    settings: PredictSettings
+    config: RunConfig
+    where: LaneSettings
+    journals: Path
+    deployment: str
 
-    def compute(self, files: Iterator[NewFile]) -> Iterator[tuple[NewFile, Computed]]:
-        """Computes the files; those that another nightly run is computing come last."""
-        begun_by_others = []
-        for file in files:
-            with claim_results(file.results) as is_claimed:
-                if is_claimed:
-                    yield file, self._run(file)
-                else:
-                    begun_by_others.append(file)
-        for file in begun_by_others:
-            with claim_results(file.results, wait=True):
-                yield file, self._run(file)
+    def compute(self, found: State[list[NewFile]], at_once: int) -> Generator[State[list[Computed]]]:
+        """Computes batches of at most 100 files and about 20 MB, and then large files; in mode pool side by side."""
+        small = [new for new in found.result() if new.file.size <= SMALL_BYTES]
+        sizes = itertools.accumulate(new.file.size for new in small)
+        batches = zip((i // 100 + size // 20_000_000 for i, size in enumerate(sizes)), small, strict=True)
+        tasks = []
+        for _, group in itertools.groupby(batches, itemgetter(0)):
+            files = [new for _, new in group]
+            name = f"{files[0].file.path.name} and {len(files) - 1} more"
+            tasks.append(as_task(name, partial(self._predict_files, files)))
+        large = [new for new in found.result() if new.file.size > SMALL_BYTES]
+        tasks += [as_task(new.file.path.name, partial(self._predict, new)) for new in large]
 
-    def _run(self, file: NewFile) -> Computed:
-        if file.has_results:
-            return Computed(is_own=False)
-        begin = time.monotonic()
-        with tags(RUN_TAG):
-            # The state, and not the result: an error ends this run alone.
-            state: State[Any] = predict(
-                [str(file.path)], str(file.results), **self.parameters, return_state=True
-            )
-        error = None if state.is_completed() else state.result(raise_on_failure=False)
-        return Computed(error, time.monotonic() - begin, _page(state.state_details.flow_run_id))
+        def call(task: Task[[], list[Computed]]) -> State[list[Computed]]:
+            return task(return_state=True, wait_for=[found])
 
-
-class PoolFiles:
-    """Runs of the deployment predict/on-demand with these parameters, at most `files_at_once` at a time.
-
-    The runs of a content into `out` with the same settings have a tag, whichever nightly run began them. While the
-    newest one waits or works, it is waited for. Once it has ended, before this nightly run or by a crash, there is
-    another one, whose number is in its idempotency key: nightly runs that begin it at once get the same run.
-    """
-
-    def __init__(self, out: Path, parameters: Mapping[str, Any], files_at_once: int) -> None:
-        settings: PredictSettings = parameters["settings"]
-        self._parameters = {**parameters, "settings": settings.model_dump(mode="json")}
-        self._common = f"{out}\n{settings.model_dump_json()}"
-        self._files_at_once = files_at_once
-        self._begin = datetime.now(UTC)
-        self._own_tag = f"virnuc-night:{flow_run.id}"
-        self._joined: set[UUID] = set()  # runs that other nightly runs began
-
-    def compute(self, files: Iterator[NewFile]) -> Iterator[tuple[NewFile, Computed]]:
-        """Yields each file when its run has ended; an error cancels the runs of this nightly run."""
-        at_work: dict[UUID, NewFile] = {}
-        crashes = Counter[str]()
-        with PoolRuns(RUNS_POOL, PREDICT_DEPLOYMENT, self._parameters["priority"]) as runs:
+        if self.where.mode == "local":
+            yield from map(call, tasks)
+            return
+        with ThreadPoolExecutor(at_once, thread_name_prefix="night") as threads:
+            futures = [threads.submit(copy_context().run, call, task) for task in tasks]
             try:
-                while True:
-                    for file in islice(files, self._files_at_once - len(at_work)):
-                        at_work[self._begin_or_join(runs, file)] = file
-                    if not at_work:
-                        return
-                    for run_id, state in runs.poll().items():
-                        file = at_work.pop(run_id)
-                        run = runs.find_newest(self._tag(file))
-                        is_own = run is None or self._own_tag in run.tags
-                        crashes[file.sha256] += state.is_crashed()
-                        is_lost = state.is_crashed() or (state.is_cancelled() and not is_own)
-                        # Runs of a file that may crash in one night, as when their host dies.
-                        if is_lost and crashes[file.sha256] < 3:
-                            _log.warning("%s: another run is begun: %s", file.path.name, state)
-                            at_work[self._begin_or_join(runs, file)] = file
-                        else:
-                            seconds = run.total_run_time.total_seconds() if run else 0.0
-                            yield file, Computed(_error_of(state), seconds, _page(run_id), is_own)
+                yield from (future.result() for future in as_completed(futures))
             except BaseException:
-                runs.leave(self._joined)
+                threads.shutdown(wait=False, cancel_futures=True)
+                with get_client(sync_client=True) as client:
+                    for run in _unfinished(parent_flow_run_id={"any_": [flow_run.id]}):
+                        client.set_flow_run_state(run.id, Cancelling())
                 raise
 
-    def _tag(self, file: NewFile) -> str:
-        digest = hashlib.sha256(f"{self._common}\n{file.sha256}".encode()).hexdigest()
-        return f"virnuc-file:{digest[:16]}"
+    def _predict(self, new: NewFile) -> list[Computed]:
+        """Starts an unfinished run over that cannot be continued."""
+        path, results, options = str(new.file.path), str(new.results), dict(self.where)
+        for force in (False, True):
+            with tags(RUN_TAG):  # not around tasks, which would ask the server about a limit for it
+                state: State[Any] = predict(
+                    [path], results, self.settings, force, **options, return_state=True
+                )
+            error = None if state.is_completed() else state.result(raise_on_failure=False)
+            if not isinstance(error, MismatchError | DamagedFileError):
+                break
+            _log.warning("%s is computed anew: %s", path, error)
+        return [Computed(new, error, _page(state.state_details.flow_run_id))]
 
-    def _begin_or_join(self, runs: PoolRuns, file: NewFile) -> UUID:
-        tag = self._tag(file)
-        newest = runs.find_newest(tag)
-        if newest is not None and not self._is_over(newest):
-            runs.follow(newest)
-            if self._own_tag not in newest.tags:
-                self._joined.add(newest.id)
-            return newest.id
-        number = 1 + int((newest.idempotency_key or "-0").rpartition("-")[2]) if newest else 1
-        run = PoolRun(
-            key=f"{tag}-{number}",
-            name=f"predict {file.path.name}",
-            parameters={**self._parameters, "inputs": [str(file.path)], "out": str(file.results)},
-            tags=(RUN_TAG, tag, self._own_tag),
+    def _predict_files(self, files: Sequence[NewFile]) -> list[Computed]:
+        """Begins another run for what is left, as when a run died or its device failed."""
+        computed: dict[Path, Computed] = {}
+        for attempt in range(3):
+            journal = self.journals / f"{files[0].results.name}-{attempt}.jsonl"
+            state, page = self._run_batch(files, journal)
+            events = JournalTail(journal).read_new()
+            failures = {event.lane: error_of(event) for event in events if isinstance(event, LaneFailed)}
+            over = LaneError, f"the run of its batch ended in state {state.name}: {state.message}"
+            for number, new in enumerate(files):
+                is_done = number not in failures and RunFolder(new.results).report.exists()
+                kind, text = failures.get(number, over)
+                computed[new.results] = Computed(new, None if is_done else kind(text), page)
+            files = [new for new, error, _ in computed.values() if error and is_retryable(error)]
+            if not files or state.is_cancelled():
+                break
+        return list(computed.values())
+
+    def _run_batch(self, batch: Sequence[NewFile], journal: Path) -> tuple[State[Any], str]:
+        files = {str(new.file.path): str(new.results) for new in batch}
+        project = self.where.project
+        if self.where.mode == "local":
+            state: State[Any] = predict_files(files, self.config, str(journal), project, return_state=True)
+            return state, _page(state.state_details.flow_run_id)
+        config = self.config.model_dump(mode="json")
+        run = run_deployment(
+            self.deployment,
+            parameters={"files": files, "config": config, "journal": str(journal), "project": project},
+            flow_run_name=batch_name(files),
+            work_queue_name=self.where.priority,
         )
-        return runs.submit([run])[0]
+        assert isinstance(run, FlowRun)
+        assert run.state is not None
+        return run.state, _page(run.id)
 
-    def _is_over(self, run: FlowRun) -> bool:
-        """Whether a run is none that this nightly run may share."""
-        state = run.state
-        if state is None or not state.is_final():
-            return False
-        return state.is_crashed() or state.is_cancelled() or state.timestamp < self._begin
+
+@contextmanager
+def _working(settings: PredictSettings, where: LaneSettings, results: Path) -> Iterator[_Work]:
+    config, deployment = for_worker(predict_config(settings)), ""
+    if where.mode == "pool":
+        with get_client(sync_client=True) as client:
+            device = pool_device(client, settings.devices[0])
+        config = config.model_copy(update={"devices": ("cpu",) if device == "cpu" else ("0",)})
+        deployment = f"predict-files/{WORK_POOLS[device].removeprefix('virnuc-')}"
+        of_batches = FlowFilter.model_validate({"name": {"any_": [predict_files.name]}})
+        # A night whose process was killed may have left batches at the server.
+        while any(
+            Path(run.parameters["journal"]).parent.parent == results for run in _unfinished(of_batches)
+        ):
+            time.sleep(5)
+    for left in results.glob(".virnuc-night-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    journals = results / f".virnuc-night-{secrets.token_hex(8)}"
+    journals.mkdir()
+    try:
+        yield _Work(settings=settings, config=config, where=where, journals=journals, deployment=deployment)
+    finally:
+        shutil.rmtree(journals, ignore_errors=True)
+
+
+def _unfinished(flows: FlowFilter | None = None, **conditions: object) -> list[FlowRun]:
+    state = {"type": {"not_any_": list(TERMINAL_STATES)}}
+    with get_client(sync_client=True) as client:
+        asked = FlowRunFilter.model_validate({"state": state, **conditions})
+        return client.read_flow_runs(flow_filter=flows, flow_run_filter=asked)
 
 
 def _page(run_id: UUID | None) -> str:
     return (url_for("flow-run", obj_id=run_id) if run_id else None) or ""
-
-
-def _error_of(state: State[Any]) -> VirnucError | None:
-    """The error of a run in another process, from the message of its state."""
-    if state.is_completed():
-        return None
-    found = re.search(r"exception: (\w+): (.*)", state.message or "", re.DOTALL)
-    if found is None:
-        return LaneError(f"its run ended in state {state.name}: {state.message}")
-    kind = getattr(errors, found[1], None)
-    if isinstance(kind, type) and issubclass(kind, VirnucError):
-        return kind(found[2])
-    return VirnucError(f"{found[1]}: {found[2]}")

@@ -193,7 +193,7 @@ class PoolLanes:
         url = require_lasting_server()
         with get_client(sync_client=True) as client:
             try:
-                self.device = _pool_device(client, devices[0])
+                self.device = pool_device(client, devices[0])
                 self._pool = WORK_POOLS[self.device]
                 suffix = self._pool.removeprefix("virnuc-")
                 self._planning, self._computing = f"plan-run/{suffix}", f"embed-lane/{suffix}"
@@ -216,7 +216,7 @@ class PoolLanes:
         """Has a worker make the plan, since memory and speed depend on its hardware."""
         parameters = {
             "folder": os.path.abspath(folder.root),
-            "config": _for_worker(config).model_dump(mode="json"),
+            "config": for_worker(config).model_dump(mode="json"),
             "kind": kind,
             "device": self.device,
             "token": _token(folder),
@@ -407,7 +407,7 @@ def require_lasting_server() -> str:
     return url
 
 
-def _pool_device(client: SyncPrefectClient, device: str) -> str:
+def pool_device(client: SyncPrefectClient, device: str) -> str:
     """The kind of device, "cuda" or "cpu", for `device` "auto" or "cpu"."""
     if device == "cpu":
         return "cpu"
@@ -436,7 +436,7 @@ def _reason(failure: LaneFailed | None, state: State[Any]) -> tuple[type[VirnucE
     )
 
 
-def _for_worker(config: RunConfig) -> RunConfig:
+def for_worker(config: RunConfig) -> RunConfig:
     """The config for a process with another working folder and environment."""
     names = ("esm_model", "dnabert_model", "head")
     paths = {name: absolute_path(path) for name in names if (path := getattr(config, name))}

@@ -35,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["VIRNUC_HOME"] = home.name
     os.environ["PREFECT_HOME"] = f"{home.name}/prefect"
     prepare_prefect()
+    # As in runs of a deployment.
+    os.environ["PREFECT_LOGGING_EXTRA_LOGGERS"] = "virnuc_core,tasks,flows"
+    os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # runs the kernels on the CPU; Triton reads it on import
 

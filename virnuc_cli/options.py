@@ -139,7 +139,7 @@ def setting_options(model: "type[Settings]") -> list[click.Option]:
     for name in dict.fromkeys(own_first):
         field, flag = fields[name], name.replace("_", "-")
         names = [f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"]
-        default = model.left_out or in_words(field)
+        default = in_words(field)
         option = (click.Option if name in common else RareOption)(
             ["-t", *names] if name == "threads" else names,
             default=None,

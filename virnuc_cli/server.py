@@ -1,6 +1,6 @@
 """`virnuc server`: what operators start on a Prefect server and its hosts."""
 
-from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -10,8 +10,7 @@ from virnuc_cli.options import Answer, CommandGroup, command
 from virnuc_core.errors import InputError, VirnucError
 
 if TYPE_CHECKING:
-    from deployments.pools import PoolType
-    from virnuc_core.settings import NightlySettings
+    from deployments.deploy import PoolType
 
 _WORKERS: Final = (
     click.Option(
@@ -21,6 +20,9 @@ _WORKERS: Final = (
         help="GPUs that compute lanes; cpu for the CPU instead, none for whole runs alone [auto].",
     ),
     click.Option(["--workers"], type=int, metavar="N", help="Lanes at once on the CPU [1]."),
+)
+_FOLDER: Final = click.Argument(
+    ["folder"], required=False, type=click.Path(path_type=Path, resolve_path=True), metavar="[FOLDER]"
 )
 
 
@@ -49,6 +51,7 @@ def worker(devices: str, workers: int | None, runs: int) -> None:
 
 @command(
     server,
+    _FOLDER,
     *_WORKERS,
     click.Option(
         ["--port"], type=int, default=4200, metavar="PORT", help="Port of the Prefect server [4200]."
@@ -58,87 +61,43 @@ def worker(devices: str, workers: int | None, runs: int) -> None:
     ),
     answers=False,
 )
-def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
-    """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C."""
+def up(folder: Path | None, devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
+    """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C.
+
+    FOLDER is that of `virnuc server deploy`.
+    """
     from deployments.prefect_settings import logging_programs, prepare_prefect
-    from deployments.up import Stack, run_stack
+    from deployments.up import run_stack
     from deployments.worker import WorkerChoice
     from virnuc_core.env_config import home_folder
 
     prepare_prefect()
-    choice = WorkerChoice(devices=devices, workers=workers)
     with logging_programs():
-        run_stack(
-            Stack(port=port, mlflow_port=mlflow_port, workers=choice, folder=home_folder("up").resolve())
-        )
+        choice = WorkerChoice(devices=devices, workers=workers)
+        run_stack(port, mlflow_port, choice, home_folder("up").resolve().parent, folder)
 
 
 @command(
     server,
-    click.Option(["--cron"], metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),
-    click.Option(["--timezone"], metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
-    click.Option(["--inbox"], metavar="DIR|GLOB", help="Where the nightly batch finds files."),
-    click.Option(["-o", "--out"], metavar="DIR", help="Where the nightly batch puts its runs."),
-    click.Option(
-        ["--done-by"],
-        metavar="HH:MM",
-        help="When a nightly batch that is not done raises an alarm, in the time zone of --cron [when the next begins].",
-    ),
-    click.Option(
-        ["--notify"],
-        metavar="TYPE/NAME",
-        help="Notification block of the Prefect server for alarms, such as slack-webhook/ops; made if VIRNUC_NOTIFY_URL "
-        "is set to its address. none: alarms are only events [as deployed].",
-    ),
+    _FOLDER,
     click.Option(
         ["--pool-type"],
         type=click.Choice(["process", "kubernetes"]),
         help="How workers start runs: as processes of their host, or as Jobs of a cluster [as it is; at first process].",
     ),
-    click.Option(
-        ["--job-variable"],
-        multiple=True,
-        metavar="[POOL.]NAME=VALUE...",
-        help="How runs are started in all work pools or in one, such as image=registry/virnuc:1 or virnuc-gpu.gpus=2.",
-    ),
-    click.Option(
-        ["--show"],
-        is_flag=True,
-        help="Show the nightly batch that is deployed, and change nothing.",
-    ),
-    settings="NightlySettings",
 )
-def deploy(
-    settings: "NightlySettings",
-    pool_type: "PoolType | None",
-    job_variable: tuple[str, ...],
-    show: bool,
-    **choice: str | None,
-) -> Answer:
-    """Makes work pools, deployments, the nightly schedule and alarms on the Prefect server; may be run again."""
+def deploy(folder: Path | None, pool_type: "PoolType | None") -> Answer:
+    """Makes work pools, deployments and automations on the Prefect server; may be run again.
+
+    FOLDER has the site's own prefect.yaml, with the nightly batch, and alarms.yaml; they are put into a new one, to be edited.
+    """
     from deployments.prefect_settings import prepare_prefect
-    from flows.outputs import absolute_path
-    from virnuc_cli.preflight import require_models_and_head
-    from virnuc_core.settings import BatchSettings, PredictSettings
 
-    chosen = settings.given_of(PredictSettings)
-    if chosen:  # fails now instead of at night
-        asked = PredictSettings(**chosen)
-        if "head" not in chosen:  # --fdr is for the deployed one, which only the server knows
-            asked = asked.model_copy(update={"fdr": None})
-        require_models_and_head(asked)
-    for name in {"esm_model", "dnabert_model", "head"} & {*chosen}:
-        chosen[name] = absolute_path(chosen[name])
     prepare_prefect()
-    from deployments.pools import PoolChoice
-    from deployments.register import NightlyChoice, deployed_nightly, register  # imports Prefect
+    from deployments.deploy import deploy  # imports Prefect
 
-    if show:
-        deployed = deployed_nightly()
-        return Answer(deployed, "\n".join(f"{name:9} {value}" for name, value in deployed.items()))
-    nightly = NightlyChoice(**choice, settings=chosen, batch=settings.given_of(BatchSettings))
-    done = register(nightly, PoolChoice(type=pool_type, job_variables=job_variable))
-    return Answer({"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
+    done = deploy(folder, pool_type)
+    return Answer({"deployed": done}, "\n".join(done))
 
 
 @command(server, click.Argument(["runs"], nargs=-1, required=True, metavar="RUN..."))

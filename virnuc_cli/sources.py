@@ -22,7 +22,6 @@ from virnuc_core.files import require_utf8
 from virnuc_core.settings import (
     EmbedSettings,
     FramesSettings,
-    NightlySettings,
     PredictSettings,
     ProcessSettings,
     Settings,
@@ -36,7 +35,6 @@ COMMANDS: Final = (
     EmbedSettings,
     TrainSettings,
     FramesSettings,
-    NightlySettings,
     ProcessSettings,
 )
 

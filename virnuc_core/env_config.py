@@ -14,7 +14,6 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
-    SecretStr,
     ValidationError,
 )
 
@@ -80,11 +79,6 @@ class EnvConfig(BaseModel):
     )
     outcome: Path | None = Field(
         None, description="file for the outcome of a job in the pool, set by `virnuc server worker`"
-    )
-    notify_url: SecretStr | None = Field(
-        None,
-        description="address for the alarms of `virnuc server deploy --notify`, which keeps it in a block of the Prefect "
-        "server; by default a block that is there is used",
     )
 
     @property

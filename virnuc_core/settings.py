@@ -4,7 +4,7 @@ Command line, variables, virnuc.toml, flows, Python API, MLflow and docs are mad
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -61,15 +61,9 @@ def _setting(value: Any, description: str, in_words: str = "") -> Any:
 
 
 class Settings(BaseModel):
-    """Base class: frozen, and rejects unknown names.
-
-    Attributes:
-        left_out: what a setting is that is not given, in words, unless it is its default.
-    """
+    """Base class: frozen, and rejects unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    left_out: ClassVar[str] = ""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -231,35 +225,13 @@ class FramesSettings(Settings):
     chunk_length: ChunkLength = _setting(..., "Chunk length in bp")
 
 
-class PoolSettings(Settings):
-    """How much work a lane in a pool gets, and for which project."""
+class LaneSettings(Settings):
+    """Where lanes run, and in a pool how much work each gets, and for which project."""
 
+    mode: LaneMode = _setting("local", "pool: lanes wait for the workers of a Prefect work pool, on any host")
     lane_minutes: PositiveTime = _setting(10.0, "Estimated work of a lane in a pool, in minutes")
     priority: Priority = _setting("normal", "Queue in which the lanes wait in a pool")
     project: Project = _setting("", "Project that the GPU hours count for", "none")
-
-
-class LaneSettings(PoolSettings):
-    """Where lanes run, and what they are in a pool."""
-
-    mode: LaneMode = _setting("local", "pool: lanes wait for the workers of a Prefect work pool, on any host")
-
-
-class BatchSettings(PoolSettings):
-    """How a nightly batch works through its files."""
-
-    files_at_once: Count = _setting(8, "Number of files whose runs wait or work at a time in a pool")
-    settle_seconds: SettleTime = _setting(60.0, "Leave files alone that changed in the last so many seconds")
-
-
-class NightlySettings(PredictSettings, BatchSettings):
-    """Settings of the nightly batch, for `deploy`; what is not given stays as deployed."""
-
-    left_out: ClassVar[str] = "as deployed"
-
-    def given_of(self, kind: type[Settings]) -> dict[str, Any]:
-        """Those given that are also settings of `kind`."""
-        return {name: getattr(self, name) for name in self.model_fields_set & kind.model_fields.keys()}
 
 
 def in_words(field: FieldInfo) -> str:

@@ -7,7 +7,7 @@ from scripts.render.tables import MakeTable, Results, markdown
 from virnuc_cli.main import cli
 from virnuc_cli.options import Command, iter_commands, setting_options
 from virnuc_core.env_config import EnvConfig
-from virnuc_core.settings import NightlySettings, PredictSettings, in_words
+from virnuc_core.settings import in_words
 from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 
 
@@ -18,13 +18,11 @@ def settings_table(_: Results) -> str:
         for model in command.models if isinstance(command, Command) else ():
             kind = resolve_name(f"virnuc_core.settings:{model}")
             for option in setting_options(kind):
-                if kind is NightlySettings and option.name in PredictSettings.model_fields:
-                    continue
                 field = kind.model_fields[option.name]
                 values = "" if option.is_flag else f" {option.metavar}"
                 cells = (
                     f"`{'/'.join([*option.opts, *option.secondary_opts])}{values}`",
-                    kind.left_out or in_words(field) or "must be given",
+                    in_words(field) or "must be given",
                     field.description,
                 )
                 rows.setdefault(tuple(cell.replace("|", "\\|") for cell in cells), []).append(f"`{name}`")

@@ -1,231 +1,204 @@
-"""`virnuc server deploy`: registration at a server, and the models, schedule and folders of the nightly run."""
+"""`virnuc server deploy` at a real server: what it makes, a site's own files, and crashed runs that are scheduled again."""
 
-import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
 
-from deployments.register import NIGHTLY, NightlyChoice, register
-from deployments.server import POOLS
-from flows import GPU_POOL
-from flows.nightly import nightly
-from tests.end_to_end.conftest import CommandLine
-from tests.made_models import MadeModels
-from virnuc_core import __version__, env_config
-from virnuc_core.errors import UsageError
+from deployments.deploy import FILES, POOLS
+from deployments.processes import Programs
+from tests.end_to_end.conftest import wait_until
+from tests.production.conftest import free_port
+from virnuc_core import __version__
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
-
-
-@pytest.fixture
-def client() -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as client:
-        yield client
+ROOT = Path(__file__).parents[2]
+AGAIN = "virnuc: a crashed run is scheduled again"
+PREFECT = (sys.executable, "-m", "prefect")
 
 
-def note_of_nightly(virnuc: CommandLine, *flags: object) -> str:
-    registered = virnuc.done("server", "deploy", *flags, "--json").document["registered"]
-    [note] = [item["note"] for item in registered if item["name"] == NIGHTLY]
-    return str(note)
+class Server:
+    """A Prefect server, and commands at it."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.environment = {
+            "PYTHONPATH": str(ROOT),
+            "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+        }
+        self.client = SyncPrefectClient(self.environment["PREFECT_API_URL"])
+
+    def run(self, *command: str | Path, code: int = 0) -> str:
+        """What a command prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", *map(str, command)],
+            env={**os.environ, **self.environment},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def deploy(self, *arguments: str | Path, code: int = 0) -> str:
+        return self.run("virnuc_cli", "server", "deploy", *arguments, code=code)
+
+    def deployments(self) -> dict[str, Any]:
+        """All that the server has of the deployments, but for the times of changes."""
+        left_out = {"created": True, "updated": True, "last_polled": True, "status": True}
+        schedules = {"__all__": {"created", "updated", "id"}}
+        found = self.client.read_deployments()
+        return {str(each.id): each.model_dump(exclude={**left_out, "schedules": schedules}) for each in found}
+
+    def automations(self) -> dict[str, Any]:
+        return {found.name: found for found in self.client.read_automations()}
 
 
-def test_registering_again_keeps_everything(client: SyncPrefectClient) -> None:
-    register(NightlyChoice())
-    before = {deployment.id for deployment in client.read_deployments()}
-    again = register(NightlyChoice())
-    queues = [queue for pool in POOLS.values() for queue in pool.queues]
-    automations = {found.name: found.trigger for found in client.read_automations()}
-    assert len(again) == len(before) + len(POOLS) + len(queues) + len(automations)
-    assert "virnuc: there was no nightly run" not in automations  # without folders there can be none
-    assert all(item.line.startswith("updated ") for item in again)
-    [batch] = [item for item in again if item.name == NIGHTLY]
-    assert "resting until --inbox and --out are given" in batch.note
-    deployments = client.read_deployments()
-    assert {deployment.id for deployment in deployments} == before
-    assert {deployment.version for deployment in deployments} == {__version__}
-    for name, pool in POOLS.items():
-        found = sorted(client.read_work_queues(work_pool_name=name), key=lambda queue: queue.priority)
-        assert [queue.name for queue in found] == [*pool.queues, "default"]
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    server = Server(folder, port)
+    with Programs(folder) as programs, server.client:
+        programs.start("server", (*PREFECT, "server", "start", "--port", str(port)), server.environment)
+        programs.wait_until(lambda: server.client.api_healthcheck() is None)
+        yield server
+
+
+def test_deploying_again_changes_nothing_and_prefect_deploy_gives_the_same(server: Server) -> None:
+    lines = server.deploy()
+    deployed, automations = server.deployments(), server.automations()
+    assert {each["version"] for each in deployed.values()} == {__version__}
+    assert set(automations) == {AGAIN}
+    assert server.deploy() == lines
+    server.run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", FILES / "prefect.yaml")
+    assert server.deployments() == deployed
+    assert server.automations() == automations
+
+    nightly = server.client.read_deployment_by_name("nightly/nightly")
+    assert nightly.global_concurrency_limit
+    assert nightly.global_concurrency_limit.limit == 1
+    assert nightly.concurrency_options
+    assert nightly.concurrency_options.collision_strategy == "ENQUEUE"
+    assert [schedule.active for schedule in nightly.schedules] == [False]
+    for name, queues in POOLS.items():
+        found = sorted(server.client.read_work_queues(work_pool_name=name), key=lambda queue: queue.priority)
+        assert [queue.name for queue in found] == [*queues, "default"]
+    assert server.client.read_work_pool("virnuc-runs").concurrency_limit == 16
 
 
 @pytest.mark.slow
-def test_the_nightly_batch_runs_the_models_that_were_deployed(
-    virnuc: CommandLine,
-    models: MadeModels,
-    contigs: Path,
-    client: SyncPrefectClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    inbox, out = tmp_path / "inbox", tmp_path / "out"
-    inbox.mkdir()
-    (inbox / "sample.fa").write_bytes(contigs.read_bytes())
-    monkeypatch.chdir(models.head.parent)
-    relative = ("--esm-model", models.esm2.name, "--head", models.head.name)
-    folders = ("--inbox", inbox, "--out", out)
-    note = note_of_nightly(virnuc, *folders, *relative, "--dnabert-model", models.dnabert)
-    assert f"esm_model {models.esm2}" in note
+def test_a_site_has_files_of_its_own(server: Server, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    server.deploy(site)
+    prefect, alarms = site / "prefect.yaml", site / "alarms.yaml"
+    assert prefect.read_bytes() == (FILES / "prefect.yaml").read_bytes()
+    assert set(server.automations()) == {AGAIN}  # nobody to notify is named
 
-    deployed = client.read_deployment_by_name(NIGHTLY).parameters
-    paths = {"esm_model": models.esm2, "dnabert_model": models.dnabert, "head": models.head}
-    assert deployed["settings"] == {name: str(path) for name, path in paths.items()}
-    nightly(**{**deployed, "mode": "local", "settle_seconds": 0})
-    [report] = out.glob("sample*/run.json")
-    assert json.loads(report.read_text())["head"]["location"] == str(models.head)
+    original = prefect.read_text()
+    edited = original.replace("/data/inbox", "/lab/inbox").replace("active: false", "active: true")
+    prefect.write_text(edited)
+    alarms.write_text(alarms.read_text().replace("BLOCK-ID", "5f0c1d84-2c0f-4d2c-9a56-5e2d60a1a1f4"))
+    server.deploy(site)
+    nightly = server.client.read_deployment_by_name("nightly/nightly")
+    assert nightly.parameters["inbox"] == "/lab/inbox"
+    assert len(server.automations()) == 6
+    waiting = {"deployment_id": {"any_": [nightly.id]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
 
-    # Models are set together: naming one resets the others, naming none keeps all.
-    moved = note_of_nightly(virnuc, "--cron", "30 1 * * *", "--timezone", "Europe/Berlin")
-    assert moved.startswith("pool virnuc-runs, 30 1 * * * Europe/Berlin, esm_model")
-    assert ", preset tiny, priority" in note_of_nightly(virnuc, "--preset", "tiny")
+    def scheduled() -> list[FlowRun]:
+        return server.client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(waiting))
 
-    # Other settings are set one by one.
-    assert "precision fp32" in note_of_nightly(virnuc, "--precision", "fp32", "--files-at-once", 3)
-    assert note_of_nightly(virnuc, "--devices", "cpu").endswith(
-        "preset tiny, precision fp32, devices cpu, priority bulk, files_at_once 3"
-    )
+    # With too new an SQLAlchemy, nothing is ever scheduled, without an error.
+    wait_until(lambda: len(scheduled()) >= 3, 90)
+    first = min(run.expected_start_time for run in scheduled() if run.expected_start_time)
+    assert (first.hour, first.minute) == (2, 0)
 
-    # What a person has set on the server stays, but for what is given.
-    deployment = client.read_deployment_by_name(NIGHTLY)
-    client.update_deployment_schedule(deployment.id, deployment.schedules[0].id, active=False)
-    for flags in ((), ("--chunk-length", "300")):
-        assert "30 1 * * * Europe/Berlin, paused, " in note_of_nightly(virnuc, *flags)
-    deployed = client.read_deployment_by_name(NIGHTLY).parameters
-    assert deployed["inbox"] == str(inbox)
-    assert deployed["settings"] == {"chunk_length": 300, "devices": ["cpu"], "precision": "fp32"}
-    for flags, is_compiled in ((["--compile"], True), ([], True), (["--no-compile"], False)):
-        note_of_nightly(virnuc, *flags)
-        assert client.read_deployment_by_name(NIGHTLY).parameters["settings"]["compile"] is is_compiled
-    assert "paused" not in note_of_nightly(virnuc, "--cron", "0 4 * * *")
-
-
-def test_a_threshold_and_a_false_discovery_rate_replace_each_other(client: SyncPrefectClient) -> None:
-    for settings in ({"threshold": 0.9, "precision": "fp32"}, {"fdr": 0.05}, {"threshold": 0.8}):
-        register(NightlyChoice(settings=settings))
-        deployed = client.read_deployment_by_name(NIGHTLY).parameters["settings"]
-        assert {k: v for k, v in deployed.items() if k in ("threshold", "fdr")} == {
-            k: v for k, v in settings.items() if k != "precision"
-        }
-        assert deployed["precision"] == "fp32"
-
-
-def test_parameters_that_a_flow_no_longer_has_are_dropped(client: SyncPrefectClient) -> None:
-    register(NightlyChoice())
-    flow_id = client.read_deployment_by_name(NIGHTLY).flow_id
-    stored = {"inbox": "/in", "old_name": 1, "settings": {"preset": "tiny", "old_setting": 2}}
-    client.create_deployment(flow_id, "nightly", parameters=stored, enforce_parameter_schema=False)
-    [batch] = [item for item in register(NightlyChoice()) if item.name == NIGHTLY]
-    assert batch.note.endswith("without old_name and settings.old_setting, which predict no longer has")
-    kept = client.read_deployment_by_name(NIGHTLY).parameters
-    assert kept == {"inbox": "/in", "mode": "pool", "priority": "bulk", "settings": {"preset": "tiny"}}
-
-
-def last_changes(client: SyncPrefectClient) -> dict[str, str]:
-    found = client.request("POST", "/automations/filter", json={}).json()
-    return {automation["name"]: automation["updated"] for automation in found}
-
-
-def test_alarms_keep_their_deadline_and_their_block(
-    virnuc: CommandLine, client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def alarms() -> dict[str, Any]:
-        return {found.name.removeprefix("virnuc: "): found for found in client.read_automations()}
-
-    virnuc.refused(2, "no such block", "server", "deploy", "--notify", "custom-webhook/ops")
-    virnuc.refused(2, "is no time of day", "server", "deploy", "--done-by", "8")
-    monkeypatch.setenv("VIRNUC_NOTIFY_URL", "http://127.0.0.1:9/hook-key")
-    env_config.reload()
-    virnuc.refused(2, "only a slack-webhook", "server", "deploy", "--notify", "pager-duty-webhook/ops")
-    folders = ("--inbox", tmp_path, "--out", tmp_path / "out", "--cron", "0 2 * * *", "--timezone", "UTC")
-    virnuc.done("server", "deploy", *folders, "--done-by", "08:00", "--notify", "custom-webhook/ops")
-    monkeypatch.delenv("VIRNUC_NOTIFY_URL")
-    env_config.reload()
-    late = alarms()["a nightly run is not done in time"]
-    assert late.trigger.within == timedelta(hours=6)
-    [action] = late.actions
-    document = client.read_block_document(action.block_document_id, include_secrets=False)
-    assert (document.name, document.data["url"]) == ("ops", "{{address}}")
-    assert "hook-key" not in str(document.data)
-
-    before = last_changes(client)
-    virnuc.done("server", "deploy")  # changes nothing, and so forgets no night that is waited for
-    assert last_changes(client) == before
-    virnuc.done("server", "deploy", "--cron", "0 4 * * *")
-    moved = alarms()["a nightly run is not done in time"]
-    assert (moved.trigger.within, moved.actions) == (timedelta(hours=4), [action])
-    assert alarms()["there was no nightly run"].trigger.within == timedelta(hours=28)
-    shown = virnuc.done("server", "deploy", "--show", "--json").document
-    assert (shown["schedule"], shown["done_by"], shown["notify"]) == (
-        "0 4 * * * UTC",
-        "08:00",
-        "custom-webhook/ops",
-    )
-    assert shown["inbox"] == str(tmp_path)
-    virnuc.done("server", "deploy", "--notify", "none")
-    assert [action.type for alarm in alarms().values() for action in alarm.actions].count("do-nothing") == 5
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        ("--head absent.pth", 4, "no classifier head absent.pth"),
-        ("--preset virnucpro-500", 2, "no head is bundled for DNABERT-S and 3B"),
-        ("--esm-model 4B", 4, "there is no model 4B"),
-        ("--chunk-length 2", 2, "--chunk-length"),
-        ("--cron 0_25_*_*_*", 2, "this schedule cannot be used: --cron"),
-        ("--timezone Mars/Phobos", 2, "this schedule cannot be used: --timezone"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_when_it_is_deployed(
-    virnuc: CommandLine, flags: str, code: int, message: str
-) -> None:
-    virnuc.refused(code, message, "server", "deploy", *(flag.replace("_", " ") for flag in flags.split()))
-
-
-def test_a_server_that_does_not_answer_or_is_not_named() -> None:
-    with (
-        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
-        pytest.raises(UsageError, match=r"127\.0\.0\.1:9/api does not answer"),
+    for before, after, message in (
+        ("inbox: ", "inbx: ", "has no parameter inbx"),
+        ("settings: {}", "settings: {presett: tiny}", "'presett' was unexpected"),
+        (f"&version {__version__}", "&version 0.0.9", f"is of version 0.0.9, and virnuc {__version__} is"),
+        ("deployments:", "deploymnts:", "cannot be used: 'deployments'"),
     ):
-        register(NightlyChoice())
-    with (
-        temporary_settings(restore_defaults={PREFECT_API_URL}),
-        pytest.raises(UsageError, match="no Prefect server is named"),
-    ):
-        register(NightlyChoice())
+        prefect.write_text(edited.replace(before, after))
+        assert message in server.deploy(site, code=2)
+    prefect.write_text(original)
+    alarms.write_text(alarms.read_text().replace("5f0c1d84-", "ops-"))
+    assert f"{alarms} cannot be used: Input should be a valid UUID" in server.deploy(site, code=2)
+    alarms.write_text((FILES / "alarms.yaml").read_text())
+    assert "'virnuc: there was no nightly run' deleted" in server.deploy(site)
+    assert set(server.automations()) == {AGAIN}
 
 
-@pytest.mark.timeout(150)  # a worker that is not refused goes on for ever
-def test_work_pools_for_a_kubernetes_cluster(virnuc: CommandLine, client: SyncPrefectClient) -> None:
-    register(NightlyChoice())
-    virnuc.refused(
-        2,
-        "work pool virnuc-gpu at the server is of type 'process'",
-        "server",
-        "deploy",
-        "--pool-type",
-        "kubernetes",
+@pytest.mark.slow
+def test_a_crashed_run_is_scheduled_again_twice(server: Server, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    server.deploy(site)
+    prefect, automations, crashing = (
+        site / "prefect.yaml",
+        site / "automations.yaml",
+        "tests.end_to_end.crashing.crash",
     )
+    text = prefect.read_text().replace("    parameters: {mode: pool}\n", "")
+    for entrypoint in ("flows.evaluate.evaluate", "flows.lanes.plan_run"):
+        text = text.replace(entrypoint, crashing)
+    prefect.write_text(text)
+    automations.write_text(automations.read_text().replace("within: 30", "within: 10"))
+    server.deploy(site)
+    ids = [
+        server.client.create_flow_run_from_deployment(server.client.read_deployment_by_name(name).id).id
+        for name in ("crashing/on-demand", "crashing/cpu")  # a plan is left alone
+    ]
+
+    def attempts() -> list[tuple[int, str | None]]:
+        return [(run.run_count, run.state_name) for run in map(server.client.read_flow_run, ids)]
+
+    with Programs(tmp_path) as workers:
+        for pool in ("virnuc-runs", "virnuc-cpu"):
+            command = (*PREFECT, "worker", "start", "--type", "process", "--pool", pool)
+            workers.start(pool, command, server.environment)
+        wait_until(lambda: attempts() == [(3, "Crashed"), (1, "Crashed")], 300)
+        with pytest.raises(AssertionError, match="not within"):
+            wait_until(lambda: attempts()[0][1] != "Crashed", 25)
+    states = [state.name for state in server.client.read_flow_run_states(ids[0])]
+    assert states.count("AwaitingRetry") == 2
+
+
+@pytest.mark.slow
+def test_work_pools_for_a_kubernetes_cluster(server: Server, tmp_path: Path) -> None:
+    server.deploy()
+    refused = server.deploy("--pool-type", "kubernetes", code=2)
+    assert "work pool virnuc-gpu at the server is of type 'process'" in refused
     for pool in POOLS:
-        client.delete_work_pool(pool)
-    chosen = ("--job-variable", "image=registry/virnuc:1", "virnuc-gpu.gpus=2")
-    try:
-        virnuc.done("server", "deploy", "--pool-type", "kubernetes", *chosen)
-        virnuc.done("server", "deploy", "--job-variable", "virnuc-gpu.cpu=16")  # stays what it is
-        assert {client.read_work_pool(pool).type for pool in POOLS} == {"kubernetes"}
-        virnuc.refused(2, "has no work pool virnuc-gpu and", "server", "worker", "--devices", "cpu")
-        variables = client.read_work_pool(GPU_POOL).base_job_template["variables"]["properties"]
-        assert [variables[name]["default"] for name in ("image", "gpus", "cpu")] == [
-            "registry/virnuc:1",
-            2,
-            "16",
-        ]
-        assert client.read_deployment_by_name("embed-lane/gpu").work_pool_name == GPU_POOL
-    finally:
-        for pool in POOLS:
-            client.delete_work_pool(pool)
-        register(NightlyChoice())
+        server.client.delete_work_pool(pool)
+    site = tmp_path / "site"
+    server.deploy(site, "--pool-type", "kubernetes")
+    template, prefect = site / "kubernetes.json", site / "prefect.yaml"
+    template.write_text(template.read_text().replace('"default": "/data"', '"default": "/shared"'))
+    prefect.write_text(prefect.read_text().replace("&image virnuc", "&image registry/virnuc:1"))
+    server.deploy(site)  # stays what it is
+    gpu = server.client.read_work_pool("virnuc-gpu")
+    assert gpu.type == "kubernetes"
+    assert gpu.base_job_template["variables"]["properties"]["folder"]["default"] == "/shared"
+    lane = server.client.read_deployment_by_name("embed-lane/gpu")
+    assert lane.job_variables["image"] == "registry/virnuc:1"
+    refused = server.run("virnuc_cli", "server", "worker", "--devices", "cpu", code=2)
+    assert "has no work pool virnuc-gpu and" in refused
+
+
+def test_a_server_that_does_not_answer_or_is_not_named(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(server.environment, "PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert "127.0.0.1:9/api does not answer" in server.deploy(code=2)
+    monkeypatch.setitem(server.environment, "PREFECT_API_URL", "")
+    assert "no Prefect server is named" in server.deploy(code=2)

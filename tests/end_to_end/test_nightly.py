@@ -1,42 +1,44 @@
-"""Nightly runs over an inbox: each new file becomes a run, whatever else happens."""
+"""Nights over an inbox: each new file is computed once, whatever else happens."""
 
 import gzip
-import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter
-from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.client.schemas.sorting import FlowRunSort
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ParameterTypeError
+from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
+from prefect.states import Cancelled, Crashed, Running
 
-from deployments.register import NightlyChoice, register
-from flows.nightly import PoolFiles, nightly
+from deployments.deploy import deploy
+from flows import nightly as nights
+from flows.files import predict_files
+from flows.lanes import embed_lane, plan_run
+from flows.nightly import nightly
+from flows.predict import predict
 from tasks import pool_runs
-from tasks.nightly import Computed, NewFile, NightlyReport
+from tasks.inbox import NightlyReport
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.end_to_end.test_pool import Worker
 from tests.made_models import MadeModels
 from virnuc_core import env_config
-from virnuc_core.errors import UsageError
-from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.errors import HostError, UsageError
+from virnuc_core.inference.plan import read_plan, write_plan
+from virnuc_core.results.run_opening import locking, open_run_folder
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.reader import input_digest
-from virnuc_core.settings import PredictSettings
+from virnuc_core.settings import PredictSettings, predict_config
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -44,7 +46,7 @@ OLD = 1_000_000_000.0
 
 
 class Inbox:
-    """An inbox and its nightly runs."""
+    """An inbox and its nights."""
 
     def __init__(self, root: Path, models: MadeModels) -> None:
         self.folder, self.out = root / "inbox", root / "out"
@@ -63,14 +65,38 @@ class Inbox:
     def night(self, **parameters: Any) -> State[NightlyReport]:
         return nightly(str(self.folder), str(self.out), self.settings, **parameters, return_state=True)
 
+    def process(self) -> subprocess.Popen[bytes]:
+        """A night in a process of its own."""
+        code = (
+            "from flows.nightly import nightly; from virnuc_core.settings import PredictSettings; "
+            f"settings = PredictSettings.model_validate_json({self.settings.model_dump_json()!r}); "
+            f"nightly({str(self.folder)!r}, {str(self.out)!r}, settings)"
+        )
+        address = {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
+        return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **address})
+
+    def results(self, sample: str) -> Path:
+        [found] = self.out.glob(f"{sample}-*")
+        return found
+
 
 @pytest.fixture
 def inbox(tmp_path: Path, models: MadeModels) -> Inbox:
     return Inbox(tmp_path, models)
 
 
+@pytest.fixture(autouse=True)
+def _large_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of `large` are large ones."""
+    monkeypatch.setattr(nights, "SMALL_BYTES", 2500)
+
+
 def fasta(seed: int) -> bytes:
     return f">contig_{seed}\n{random_dna(900, seed)}\n>other_{seed}\n{random_dna(1200, seed + 50)}\n".encode()
+
+
+def large(seed: int) -> bytes:
+    return fasta(seed) + fasta(seed + 1000)
 
 
 def statuses(state: State[NightlyReport]) -> dict[str, str]:
@@ -81,40 +107,70 @@ def times(*paths: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in paths}
 
 
-def test_a_night_computes_what_is_new_and_leaves_the_rest(
+def graph(state: State[Any]) -> list[tuple[str, int, int]]:
+    """Label and number of parents and children of what a flow run called, in the order of its page."""
+    with get_client(sync_client=True) as client:
+        run = {"id": str(state.state_details.flow_run_id)}
+        nodes = client.request("GET", "/flow_runs/{id}/graph-v2", path_params=run).json()["nodes"]
+    return [(node["label"], len(node["parents"]), len(node["children"])) for _, node in nodes]
+
+
+def test_twenty_files_three_broken_a_copy_and_then_another_threshold(
     inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/tracking.db")
     monkeypatch.setenv("MLFLOW_ARTIFACT_ROOT", str(tmp_path / "artifacts"))
-    monkeypatch.chdir(tmp_path)
     env_config.reload()
-    inbox.put("a.fa", fasta(1))
-    inbox.put("copy.fna", fasta(1), modified=OLD + 1)
-    inbox.put("b.fasta.gz", gzip.compress(fasta(2)), modified=OLD + 2)
-    inbox.put("cut.fa.gz", gzip.compress(fasta(3))[:-100])
-    inbox.put("young.fa", fasta(4), modified=time.time())
+    names = [f"s{number}.fa" for number in range(14)]
+    for number, name in enumerate(names):
+        inbox.put(name, fasta(number), modified=OLD + number)
+    inbox.put("big.fa.gz", large(20) + b"\n" * 2500)
+    inbox.put("copy.fna", fasta(3), modified=OLD + 99)
+    inbox.put("young.fa", fasta(21), modified=time.time())
+    inbox.put("cut.fa.gz", gzip.compress(fasta(22))[:-100])
+    inbox.put("page.fa", b"<html>")
+    inbox.put("huge.fa", b"<html>" * 1000)
     inbox.put("notes.txt", b"not for virnuc")
     first = inbox.night(settle_seconds=3600)
-    assert first.is_completed()
-    assert first.message == "5 files: 1 kept, 2 done, 1 waiting, 1 rejected"
-    outcomes = {"a.fa": "done", "cut.fa.gz": "rejected", "copy.fna": "kept", "b.fasta.gz": "done"}
-    assert statuses(first) == {**outcomes, "young.fa": "waiting"}
-    left = {"a.fa", "copy.fna", "b.fasta.gz", "young.fa", "notes.txt", "rejected"}
-    assert {path.name for path in inbox.folder.iterdir()} == left
-    assert "truncated" in (inbox.folder / "rejected" / "cut.fa.gz.reason.txt").read_text()
+    assert (first.name, first.is_completed()) == ("FilesRejected", True)
+    assert first.message == "20 files: 1 kept, 15 done, 1 waiting, 3 rejected"
+    broken = ("cut.fa.gz", "page.fa", "huge.fa")
+    done = dict.fromkeys((*names, "big.fa.gz"), "done")
+    assert statuses(first) == {
+        **done,
+        "copy.fna": "kept",
+        "young.fa": "waiting",
+        **dict.fromkeys(broken, "rejected"),
+    }
+    rejected = inbox.folder / "rejected"
+    assert {path.name for path in rejected.glob("*.reason.txt")} == {f"{name}.reason.txt" for name in broken}
+    assert "truncated" in (rejected / "cut.fa.gz.reason.txt").read_text()
     finished = times(*inbox.out.glob("*/run.json"))
-    assert sorted(path.parent.name.rpartition("-")[0] for path in finished) == ["a", "b"]
+    assert len(finished) == 15
+    assert not list(inbox.out.glob(".virnuc-night-*"))
+    [scan, *_, report] = sorted(graph(first), key=lambda node: -node[2])
+    assert scan[0].startswith("scan")
+    assert (scan[1], scan[2] > 0, report[1] > 0, report[2]) == (0, True, True, 0)
     check_records(MlflowClient(f"sqlite:///{tmp_path}/tracking.db"), first)
 
+    for name in ("s5", "big"):
+        alone, here = tmp_path / name, inbox.results(name)
+        [source] = inbox.folder.glob(f"{name}.*")
+        predict([str(source)], str(alone), inbox.settings)
+        for path in {*RunFolder(here).results} - {*RunFolder(here).timed}:
+            assert path.read_bytes() == (alone / path.name).read_bytes(), path
+
     os.utime(inbox.folder / "young.fa", (OLD, OLD))
-    (inbox.folder / "a.fa").rename(inbox.folder / "renamed.fa")
-    kept = dict.fromkeys(("renamed.fa", "copy.fna", "b.fasta.gz"), "kept")
-    assert statuses(inbox.night()) == {**kept, "young.fa": "done"}
+    (inbox.folder / "s1.fa").rename(inbox.folder / "renamed.fa")
+    assert inbox.night().message == "17 files: 16 kept, 1 done"
+    inbox.settings = inbox.settings.model_copy(update={"threshold": 0.75})
+    assert inbox.night().message == "17 files: 1 kept, 16 done"
+    assert len(list(inbox.out.glob("*/run.json"))) == 32
     assert times(*finished) == finished
 
 
 def check_records(client: MlflowClient, state: State[NightlyReport]) -> None:
-    """An MLflow run of the night, one of each file, even of a bad one, and two Prefect artifacts."""
+    """MLflow runs of the night and of each large file, even a bad one; two Prefect artifacts."""
     experiment = client.get_experiment_by_name("virnuc")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
@@ -122,17 +178,14 @@ def check_records(client: MlflowClient, state: State[NightlyReport]) -> None:
     assert night.info.status == "FINISHED"
     assert str(night.info.run_name).startswith("nightly inbox 20")
     assert night.data.params["lane_minutes"] == "10.0"
-    assert (night.data.metrics["files_done"], night.data.metrics["contigs"]) == (2, 4)
+    assert (night.data.metrics["files_done"], night.data.metrics["contigs"]) == (15, 32)
     files = {str(run.info.run_name).split()[1]: run.info.status for run in runs if run is not night}
-    assert files == {"a.fa": "FINISHED", "b.fasta.gz": "FINISHED", "cut.fa.gz": "FAILED"}
-
-    [child] = runs_of(Path(night.data.params["inbox"]) / "a.fa")
-    assert "virnuc" in child.tags
+    assert files == {"big.fa.gz": "FINISHED", "huge.fa": "FAILED"}
     of_run = ArtifactFilter.model_validate({"flow_run_id": {"any_": [state.state_details.flow_run_id]}})
     with get_client(sync_client=True) as prefect:
         found = prefect.read_artifacts(artifact_filter=of_run)
     artifacts = {artifact.key: str(artifact.data) for artifact in found}
-    assert artifacts["virnuc-night"].startswith("# 5 files")
+    assert artifacts["virnuc-night"].startswith("# 20 files")
     assert "truncated" in artifacts["virnuc-night-files"]
 
 
@@ -148,50 +201,53 @@ def test_links_are_skipped_and_never_read(inbox: Inbox, tmp_path: Path) -> None:
     state = inbox.night()
     assert statuses(state) == dict.fromkeys(("a.fa", "b.fa", "c.fa"), "skipped")
     assert state.message == "3 files: 3 skipped"
-    of_run = ArtifactFilter.model_validate({"flow_run_id": {"any_": [state.state_details.flow_run_id]}})
-    with get_client(sync_client=True) as prefect:
-        shown = [str(artifact.data) for artifact in prefect.read_artifacts(artifact_filter=of_run)]
-    assert all("a.fa is a link" in each and "secret:" not in each for each in shown)
-    assert not any("secret:" in path.read_text(errors="replace") for path in inbox.out.iterdir())
+    assert "a.fa is a link" in str(state.result().rows)
     assert {path.name for path in inbox.folder.iterdir()} == {"a.fa", "b.fa", "c.fa"}
     assert os.stat(secret).st_atime_ns == read
     assert list(inbox.out.glob("*/")) == []
 
 
 def test_failure_makes_the_night_fail_at_its_end_and_goes_on_the_next_night(inbox: Inbox) -> None:
-    inbox.put("a.fa", fasta(1))
-    inbox.put("b.fa", fasta(2), modified=OLD + 1)
+    for name, content in (("a.fa", fasta(1)), ("b.fa", fasta(2)), ("big.fa", large(3))):
+        inbox.put(name, content)
     assert inbox.night().is_completed()
-    # The first run loses its last file, and another program locks its folder.
-    [run] = inbox.out.glob("a-*")
-    shards = times(*(run / "shards").iterdir())
-    (run / "run.json").unlink()
-    inbox.put("c.fa", fasta(3), modified=OLD + 2)
-    with open_run_folder(run, force=False):
+    # Runs lose their last file, and another program locks their folders.
+    runs = [inbox.results(name) for name in ("a", "big")]
+    shards = times(*(path for run in runs for path in (run / "shards").iterdir()))
+    for run in runs:
+        (run / "run.json").unlink()
+    inbox.put("c.fa", fasta(4))
+    with open_run_folder(runs[0], force=False), open_run_folder(runs[1], force=False):
         state = inbox.night()
     assert state.is_failed()
-    assert "3 files: 1 kept, 1 done, 1 failed" in str(state.message)
-    assert "another run" in str(state.message)
-    assert (inbox.folder / "a.fa").exists()
-    assert len(list(inbox.out.glob("c-*/run.json"))) == 1
+    assert "4 files: 1 kept, 1 done, 2 failed" in str(state.message)
+    assert "a.fa: UsageError: another run works in" in str(state.message)
+    assert "big.fa: UsageError: another run works in" in str(state.message)
+    assert statuses(inbox.night()) == {"a.fa": "done", "b.fa": "kept", "big.fa": "done", "c.fa": "kept"}
+    assert times(*shards) == shards
 
-    assert statuses(inbox.night()) == {"a.fa": "done", "b.fa": "kept", "c.fa": "kept"}
-    assert times(*(run / "shards").iterdir()) == shards
+
+def test_unfinished_files_of_an_earlier_release_are_computed_anew(inbox: Inbox) -> None:
+    for name, content in (("a.fa", fasta(1)), ("big.fa", large(2))):
+        inbox.put(name, content)
+    assert inbox.night().is_completed()
+    vectors = {}
+    for name in ("a", "big"):
+        folder = RunFolder(inbox.results(name))
+        vectors[name] = folder.embeddings.read_bytes()
+        folder.report.unlink()
+        write_plan(folder.plan, replace(read_plan(folder.plan), virnuc_version="0.0.9"))
+    assert statuses(inbox.night()) == {"a.fa": "done", "big.fa": "done"}
+    for name, content in vectors.items():
+        assert RunFolder(inbox.results(name)).embeddings.read_bytes() == content
 
 
 @pytest.mark.slow
 def test_killed_night_is_taken_up_by_the_next_one(inbox: Inbox) -> None:
-    """Its lock is released, and its finished shards are kept."""
     records = [f">contig_{seed}\n{random_dna(3000, seed)}\n" for seed in range(60)]
     inbox.put("a.fa", "".join(records).encode())
     inbox.settings = inbox.settings.model_copy(update={"engine": "reference", "shard_seconds": 0.001})
-    code = (
-        "from flows.nightly import nightly; from virnuc_core.settings import PredictSettings; "
-        f"settings = PredictSettings.model_validate_json({inbox.settings.model_dump_json()!r}); "
-        f"nightly({str(inbox.folder)!r}, {str(inbox.out)!r}, settings)"
-    )
-    address = {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **address}) as process:
+    with inbox.process() as process:
         wait_until(lambda: any(inbox.out.glob("a-*/shards/*.h5")))
         process.kill()
     made = times(*inbox.out.glob("a-*/shards/*.h5"))
@@ -201,154 +257,141 @@ def test_killed_night_is_taken_up_by_the_next_one(inbox: Inbox) -> None:
     assert statuses(inbox.night()) == {"a.fa": "done"}
     assert len(list(inbox.out.glob("a-*/shards/*.h5"))) > len(made)
     assert times(*made) == made
+    assert not list(inbox.out.glob(".virnuc-night-*"))
 
 
-def test_two_nights_at_once_compute_each_file_once(inbox: Inbox) -> None:
-    for number in range(3):
-        inbox.put(f"{number}.fa", fasta(number), modified=OLD + number)
-    inbox.put("bad.fa", b"no sequence at all\n")
-    with ThreadPoolExecutor(2) as threads:
-        nights = list(threads.map(lambda _: inbox.night(), range(2)))
-    of_files = [statuses(night) for night in nights]
-    for number in range(3):
-        assert sorted(found[f"{number}.fa"] for found in of_files) == ["done", "kept"]
-    assert sum(found.get("bad.fa") == "rejected" for found in of_files) == 1
-    assert sorted(path.name for path in (inbox.folder / "rejected").iterdir()) == [
-        "bad.fa",
-        "bad.fa.reason.txt",
-    ]
-    assert [night.is_completed() for night in nights] == [True, True]
-    assert "FilesRejected" in {night.name for night in nights}
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_five_hundred_small_files(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints how long a file takes in a night, and in a run of its own."""
+    inbox.settings = PredictSettings(devices=("cpu",))
+    for number in range(500):
+        inbox.put(f"{number}.fa", f">contig\n{random_dna(2000, number)}\n".encode(), modified=OLD + number)
+
+    def seconds(process: subprocess.Popen[bytes]) -> tuple[float, float]:
+        begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert process.wait() == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.monotonic() - begin, sum(after[:2]) - sum(before[:2])
+
+    wall, cpu = seconds(inbox.process())
+    finished = [path.parent.name.partition("-")[0] for path in inbox.out.glob("*/run.json")]
+    assert sorted(finished, key=int) == [str(number) for number in range(500)]
+    command = ["predict", str(inbox.folder / "0.fa"), "--out", str(inbox.out / "alone"), "--devices", "cpu"]
+    alone, alone_cpu = seconds(subprocess.Popen([sys.executable, "-m", "virnuc_cli", *command]))
+    with capsys.disabled():
+        print(
+            f"\n500 files: {wall:.0f} s, {cpu:.0f} s of CPU; one alone: {alone:.1f} s, {alone_cpu:.1f} s of CPU"
+        )
+        print(f"500 runs of their own would take {500 * alone / wall:.0f} times as long")
 
 
-class StandIn:
-    """Takes the runs of files in the pool, and writes results instead of computing them."""
+FLOWS = {"predict-files": predict_files, "plan-run": plan_run, "embed-lane": embed_lane}
 
-    def __init__(self) -> None:
-        self.crashes_left = 0
-        self.failure = ""
+
+class Host:
+    """Stands in for a worker; the first runs of batches die with it."""
+
+    def __init__(self, crashes: int = 0) -> None:
+        self.crashes = crashes
+        self.batches: list[FlowRun] = []
 
     def __call__(self, run: FlowRun) -> None:
-        [path] = run.parameters["inputs"]
-        sha256 = input_digest(path).sha256
         with get_client(sync_client=True) as client:
-            client.set_flow_run_state(run.id, Running(), force=True)
-            if self.crashes_left:
-                self.crashes_left -= 1
-                state: State[None] = Crashed(message="Process exited with -9")
-            elif self.failure or b"bad" in Path(path).read_bytes():
-                error = self.failure or f"InputError: {path} is truncated."
-                state = Failed(message=f"Flow run encountered an exception: {error}")
-            else:
-                report = RunFolder(Path(run.parameters["out"])).report
-                report.parent.mkdir()
-                counts = {"records": 1, "contigs_virus": 0}
-                report.write_text(json.dumps({"inputs": [{"sha256": sha256}], "counts": counts}))
-                state = Completed()
-            client.set_flow_run_state(run.id, state, force=True)
+            name = client.read_flow(run.flow_id).name
+            if name == predict_files.name:
+                self.batches.append(run)
+                if self.crashes:
+                    self.crashes -= 1
+                    for state in (Running(), Crashed(message="Process exited with -9")):
+                        client.set_flow_run_state(run.id, state, force=True)
+                    return
+        run_flow(FLOWS[name], flow_run=run, return_type="state")
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    register(NightlyChoice())
+def pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy()
     monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_POLLS", 0.1)
-    stand_in = StandIn()
-    with Worker(stand_in):
-        yield stand_in
 
 
-def runs_of(path: Path) -> list[FlowRun]:
-    with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC)
-    return [run for run in runs if run.parameters.get("inputs") == [str(path)]]
+@pytest.mark.usefixtures("pool")
+def test_a_night_in_the_pool(inbox: Inbox, tmp_path: Path) -> None:
+    """Small files are in one run, which is begun again when its worker dies; large ones have a run each."""
+    for number in range(4):
+        inbox.put(f"{number}.fa", fasta(number), modified=OLD + number)
+    for number in range(2):
+        inbox.put(f"big{number}.fa", large(10 + number))
+    inbox.put("bad.fa", b"no sequence at all\n")
+    host = Host(crashes=1)
+    with Worker(host), Worker(host):
+        state = inbox.night(mode="pool", files_at_once=3, priority="bulk")
+    assert state.message == "7 files: 6 done, 1 rejected"
+    [first, second] = host.batches
+    assert (first.work_queue_name, first.name) == ("bulk", "predict 0.fa and 4 more")
+    assert len(second.parameters["files"]) == 5
+    assert [name for name, _, _ in graph(state) if name.startswith("predict / ")] != []
+    predict([str(inbox.folder / "2.fa")], str(tmp_path / "alone"), inbox.settings)
+    vectors = RunFolder(tmp_path / "alone").embeddings.read_bytes()
+    assert RunFolder(inbox.results("2")).embeddings.read_bytes() == vectors
+
+    inbox.put("9.fa", fasta(9))
+    host = Host(crashes=99)
+    with Worker(host):
+        state = inbox.night(mode="pool")
+    assert state.is_failed()
+    assert "9.fa: LaneError: the run of its batch ended in state Crashed: Process exited" in str(
+        state.message
+    )
+    assert len(host.batches) == 3
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_two_nights_in_the_pool_share_one_run_a_file(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    # One that begins when a file has failed would try it again.
-    both_have_begun, compute = Barrier(2), PoolFiles.compute
+@pytest.mark.usefixtures("pool")
+def test_a_night_that_ends_early_cancels_its_runs(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes the batch; the large file ends and interrupts the night."""
+    inbox.put("a.fa", fasta(1))
+    inbox.put("bad.fa", b"no sequence " * 300)
+    too_late: list[FlowRun] = []
 
-    def compute_together(self: PoolFiles, files: Iterator[NewFile]) -> Iterator[tuple[NewFile, Computed]]:
-        both_have_begun.wait(timeout=60)
-        return compute(self, files)
+    def batches() -> list[FlowRun]:
+        asked = {"name": {"any_": ["predict a.fa and 0 more"]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+        with get_client(sync_client=True) as client:
+            return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(asked))
 
-    monkeypatch.setattr(PoolFiles, "compute", compute_together)
-    for number in range(8):
-        content = b"bad" if number < 2 else str(number).encode()
-        inbox.put(f"{number}.fa", content + str(number).encode(), modified=OLD + number)
-    with ThreadPoolExecutor(2) as threads:
-        nights = list(threads.map(lambda _: inbox.night(mode="pool", files_at_once=4), range(2)))
-    of_files = [statuses(night) for night in nights]
-    for number in range(8):
-        found = sorted(one.get(f"{number}.fa", "gone") for one in of_files)
-        assert found in (
-            [["gone", "rejected"], ["rejected", "waiting"]] if number < 2 else [["done", "kept"]]
-        )
-        [run] = runs_of(inbox.folder / f"{number}.fa")
-        assert "virnuc" in run.tags
-        assert run.work_queue_name == "normal"
-    reasons = inbox.folder / "rejected"
-    assert len(list(reasons.glob("*.reason.txt"))) == len(list(reasons.glob("?.fa"))) == 2
+    def cancel() -> None:
+        with get_client(sync_client=True) as client:
+            for run in batches():
+                too_late.append(run)
+                client.set_flow_run_state(run.id, Cancelled(), force=True)
 
+    timer = threading.Timer(30, cancel)
 
-def test_a_failed_run_of_a_file_does_not_block_the_next_night(inbox: Inbox, stand_in: StandIn) -> None:
-    inbox.put("a.fa", b"one")
-    stand_in.failure = "DeviceMemoryError: the GPU is full."
-    night = inbox.night(mode="pool")
-    assert night.is_failed()
-    assert "a.fa: DeviceMemoryError: the GPU is full." in str(night.message)
-    stand_in.failure, stand_in.crashes_left = "", 2
-    assert statuses(inbox.night(mode="pool")) == {"a.fa": "done"}
-    assert sorted(run.state_name or "" for run in runs_of(inbox.folder / "a.fa")) == [
-        "Completed",
-        "Crashed",
-        "Crashed",
-        "Failed",
-    ]
+    def interrupt(*_: object) -> None:
+        wait_until(batches)
+        timer.start()
+        raise KeyboardInterrupt
 
-
-def test_a_run_that_crashes_again_and_again_fails_its_file(inbox: Inbox, stand_in: StandIn) -> None:
-    inbox.put("a.fa", b"one")
-    stand_in.crashes_left = 99
-    night = inbox.night(mode="pool")
-    assert night.is_failed()
-    assert "Process exited with -9" in str(night.message)
-    assert len(runs_of(inbox.folder / "a.fa")) == 3
-
-
-def test_a_night_that_ends_early_cancels_its_own_runs_alone(inbox: Inbox) -> None:
-    register(NightlyChoice())
-    new = NewFile(path=inbox.folder / "a.fa", sha256="1" * 64, results=inbox.out / "a")
-
-    @flow
-    def interrupted(files: list[NewFile]) -> None:
-        def end() -> Iterator[NewFile]:
-            yield from files
-            raise KeyboardInterrupt
-
-        parameters = {"settings": inbox.settings, "priority": "bulk"}
-        list(PoolFiles(inbox.out, parameters, files_at_once=9).compute(end()))
-
+    monkeypatch.setattr("tasks.inbox.Night.settle", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupted([new])
-    [own] = runs_of(inbox.folder / "a.fa")
-    assert own.state_type == StateType.CANCELLED
-    with get_client(sync_client=True) as client:
-        # As if another night had begun it.
-        client.set_flow_run_state(own.id, Scheduled(), force=True)
-        with pytest.raises(KeyboardInterrupt):
-            interrupted([new])
-        assert client.read_flow_run(own.id).state_type == StateType.SCHEDULED
-        client.set_flow_run_state(own.id, Cancelled(), force=True)
+        inbox.night(mode="pool")
+    timer.cancel()
+    assert (batches(), too_late) == ([], [])
+
+
+def test_files_of_a_night_that_is_over_are_refused(inbox: Inbox) -> None:
+    journal = str(inbox.out / ".virnuc-night-0" / "a.jsonl")
+    with pytest.raises(HostError, match="is not there"):
+        predict_files({"a.fa": str(inbox.out / "a")}, predict_config(inbox.settings), journal)
 
 
 def test_a_night_with_nothing_to_do_and_one_that_cannot_begin(inbox: Inbox) -> None:
     assert inbox.night().message == "no files in the inbox"
-    inbox.put("a.fa", fasta(1))
     wrong: dict[str, object] = {"settle_seconds": -1.0, "files_at_once": 0, "mode": "cloud"}
     for name, value in wrong.items():
         with pytest.raises(ParameterTypeError, match=name):
             nightly(str(inbox.folder), str(inbox.out), **{name: value})
+    with locking(inbox.out), pytest.raises(UsageError, match="another run works in"):
+        inbox.night().result()
     shutil.rmtree(inbox.folder)
     with pytest.raises(UsageError, match="inbox"):
         inbox.night().result()

@@ -26,8 +26,8 @@ from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Pending, Running, Scheduled
 
+from deployments.deploy import deploy
 from deployments.processes import interruptible
-from deployments.register import NightlyChoice, register
 from flows import pool
 from flows.lanes import embed_lane, lane_journal_name, plan_run
 from flows.pool import PoolLanes
@@ -61,7 +61,7 @@ A_SHARD_A_LANE = 1e-9  # minutes
 
 @pytest.fixture(scope="module", autouse=True)
 def deployed(prefect_server: None) -> None:
-    register(NightlyChoice())
+    deploy()
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,11 @@ from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Cancelling, Completed, Pending, Running, Scheduled
 
+from deployments.deploy import deploy
 from deployments.fitness import Fitness
 from deployments.jobs import Job, crash_orphaned_jobs
 from deployments.lost_runs import find_silent_runs
 from deployments.processes import only_one
-from deployments.register import NightlyChoice, register
 from deployments.server import deployed_versions, is_run_over, quarantines
 from flows import GPU_POOL
 from tests.end_to_end.conftest import wait_until
@@ -50,7 +50,7 @@ def test_a_server_that_does_not_answer_is_told_later(
 def test_runs_that_ended_with_their_worker_are_reported_and_those_of_a_namesake_are_not(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    register(NightlyChoice())
+    deploy()
     lane = client.read_deployment_by_name("embed-lane/gpu")
     with subprocess.Popen(["true"]) as process:
         process.wait()
@@ -83,7 +83,7 @@ def test_runs_that_ended_with_their_worker_are_reported_and_those_of_a_namesake_
 
 
 def test_a_deployment_says_which_virnuc_its_workers_need(client: SyncPrefectClient) -> None:
-    register(NightlyChoice())
+    deploy()
     assert set(deployed_versions()) == {__version__}
     lane = client.read_deployment_by_name("embed-lane/gpu")
     asked = {"folder": "/data/run", "shards": [0], "lane": 0, "device": "cuda", "token": "0"}
@@ -94,7 +94,7 @@ def test_a_deployment_says_which_virnuc_its_workers_need(client: SyncPrefectClie
 
 
 def test_what_is_in_quarantine_is_told_by_events(client: SyncPrefectClient) -> None:
-    register(NightlyChoice())
+    deploy()
 
     async def nothing() -> str | None:
         return None
@@ -120,7 +120,7 @@ def test_what_is_in_quarantine_is_told_by_events(client: SyncPrefectClient) -> N
 
 
 def test_silent_runs_have_had_heartbeats_and_none_for_a_while(client: SyncPrefectClient) -> None:
-    register(NightlyChoice())
+    deploy()
     lane = client.read_deployment_by_name("embed-lane/gpu")
     asked = {"folder": "/data/run", "shards": [0], "lane": 0, "device": "cuda", "token": "0"}
     silent, alive, new, never = (

@@ -170,8 +170,8 @@ def wait_for_mid_run(out: Path) -> LaneStarted:
 
 
 @contextmanager
-def running_stack(folder: Path, **environment: str) -> Iterator[Stack]:
-    """`virnuc server up` with further environment variables; nothing is left of it afterwards.
+def running_stack(folder: Path, code: int = 0, **environment: str) -> Iterator[Stack]:
+    """`virnuc server up` with further environment variables, until it ends with `code`; nothing is left of it afterwards.
 
     It makes its home folder itself, where new files are open to everybody by default, and works in a folder with hostile files.
     """
@@ -199,8 +199,8 @@ def running_stack(folder: Path, **environment: str) -> Iterator[Stack]:
                 yield Stack(process=process, home=home, port=port, mlflow_port=mlflow_port, client=client)
         finally:
             process.send_signal(signal.SIGINT)
-            code = process.wait(60)
-        assert code == 0, output.read_text()
+            ended = process.wait(60)
+        assert ended == code, output.read_text()
         wait_until(lambda: processes_of(home) == [], 10)
 
 

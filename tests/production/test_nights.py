@@ -1,5 +1,6 @@
 """Nightly batches with real workers, and alarms that reach a real webhook."""
 
+import gzip
 import json
 import shutil
 import threading
@@ -11,19 +12,21 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.schemas.objects import FlowRun
 from prefect.events.schemas.automations import AutomationCore, EventTrigger
-from prefect.states import Cancelled, Pending
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled
 
-from deployments.register import NIGHTLY
+from deployments.deploy import FILES
+from flows.nightly import SMALL_BYTES
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.production.conftest import SETTINGS, Stack
-from virnuc_core.env_config import reload
 
 pytestmark = pytest.mark.slow
 
-BLOCK = "custom-webhook/nights"
-NUM_FILES, NUM_BROKEN = 20, 3
+NIGHTLY = "nightly/nightly"
+NUM_FILES = 20
 
 
 class Webhook(HTTPServer):
@@ -50,31 +53,44 @@ class _Receiver(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+def webhook() -> Iterator[Webhook]:
     with Webhook() as webhook:
         threading.Thread(target=webhook.serve_forever, daemon=True).start()
-        monkeypatch.setenv("VIRNUC_NOTIFY_URL", webhook.url)
-        reload()
         yield webhook
         webhook.shutdown()
 
 
 @pytest.fixture
 def folders(stack: Stack, webhook: Webhook, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Inbox and results of the nightly batch; its schedule is paused."""
-    inbox, out = tmp_path / "inbox", tmp_path / "out"
+    """Inbox and results of the nightly batch, whose alarms go to the webhook."""
+    inbox, out, site = tmp_path / "inbox", tmp_path / "out", tmp_path / "site"
     inbox.mkdir()
-    quick = ("--devices", SETTINGS["devices"][0], "--files-at-once", "3", "--settle-seconds", "0")
-    deadline = ("--cron", "0 2 * * *", "--timezone", "UTC", "--done-by", "02:01")
-    choice = ("--inbox", inbox, "--out", out, *quick, *deadline, "--notify", BLOCK)
-    done = stack.shell("virnuc_cli", "server", "deploy", *choice)
+    site.mkdir()
+    at_stack = {
+        PREFECT_API_URL: stack.access["PREFECT_API_URL"],
+        PREFECT_API_AUTH_STRING: stack.access["PREFECT_API_AUTH_STRING"],
+    }
+    with temporary_settings(at_stack):
+        block = CustomWebhookNotificationBlock.model_validate(
+            {
+                "name": "nights",
+                "url": webhook.url,
+                "json_data": {"subject": "{{subject}}", "body": "{{body}}"},
+            }
+        ).save("nights", overwrite=True)
+    shutil.copytree(FILES, site, dirs_exist_ok=True)
+    night, alarms = site / "prefect.yaml", site / "alarms.yaml"
+    text = (
+        night.read_text()
+        .replace("/data/inbox", str(inbox))
+        .replace("/data/results", f"{out}\n      settle_seconds: 0")
+    )
+    night.write_text(text.replace("settings: {}", f"settings: {{devices: {SETTINGS['devices']}}}"))
+    alarms.write_text(alarms.read_text().replace("BLOCK-ID", str(block)).replace("21600", "60"))
+    done = stack.shell("virnuc_cli", "server", "deploy", site)
     assert done.returncode == 0, done.stderr
-    [schedule] = stack.client.read_deployment_schedules(stack.client.read_deployment_by_name(NIGHTLY).id)
-    stack.client.update_deployment_schedule(schedule.deployment_id, schedule.id, active=False)
-    for automation in stack.client.read_automations():
-        stack.client.resume_automation(automation.id)
     yield inbox, out
-    assert stack.shell("virnuc_cli", "server", "deploy", "--notify", "none").returncode == 0
+    assert stack.shell("virnuc_cli", "server", "deploy").returncode == 0
 
 
 def begin_night(stack: Stack, **parameters: Any) -> UUID:
@@ -95,29 +111,30 @@ def disable(stack: Stack, *names: str) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_two_nights_at_once_over_twenty_files_three_of_them_broken(
-    stack: Stack, webhook: Webhook, folders: tuple[Path, Path]
+def test_two_nights_asked_for_at_once_over_twenty_files_three_of_them_broken(
+    stack: Stack, webhook: Webhook, folders: tuple[Path, Path], examples_dir: Path
 ) -> None:
+    """One after the other: the second has nothing left to do."""
     inbox, out = folders
-    names = [f"{number:02}.fa" for number in range(NUM_FILES)]
+    contigs = gzip.decompress((examples_dir / "contigs.fa.gz").read_bytes())
+    (inbox / "00.fa").write_bytes(contigs + b"\n" * SMALL_BYTES)  # a large file
+    names = [f"{number:02}.fa" for number in range(1, NUM_FILES)]
     for number, name in enumerate(names):
-        is_broken = number < NUM_BROKEN
-        text = f"no sequence {name}\n" if is_broken else f">{name}\n{random_dna(600, seed=number)}\n"
+        text = f"no sequence {name}\n" if number < 3 else f">{name}\n{random_dna(600, seed=number)}\n"
         (inbox / name).write_text(text)
     disable(stack, "virnuc: a nightly run is not done in time")
     nights = [begin_night(stack) for _ in range(2)]
     runs = [wait_until(lambda night=night: ended(stack, night), 1500) for night in nights]  # type: ignore[misc]
-    assert {run.state_type for run in runs} == {StateType.COMPLETED}, [run.state for run in runs]
-    assert "FilesRejected" in {run.state_name for run in runs}
+    assert {run.state_name for run in runs} == {"FilesRejected", "Completed"}, [run.state for run in runs]
 
     results = [path.parent.name.partition("-")[0] for path in out.glob("*/run.json")]
-    assert sorted(results) == [name.removesuffix(".fa") for name in names[NUM_BROKEN:]]
+    assert sorted(results) == ["00", *(name.removesuffix(".fa") for name in names[3:])]
     children = [child for night in nights for child in stack.children(night).values()]
-    assert sorted(child.parameters["inputs"][0] for child in children) == [
-        str(inbox / name) for name in names
-    ]
-    assert all("virnuc" in child.tags and child.work_queue_name == "bulk" for child in children)
-    for name in names[:NUM_BROKEN]:
+    batches = [child for child in children if "files" in child.parameters]
+    assert [len(batch.parameters["files"]) for batch in batches] == [len(names)]
+    assert all("virnuc" in child.tags for child in children)
+    assert {batch.work_queue_name for batch in batches} == {"bulk"}
+    for name in names[:3]:
         assert "neither FASTA nor FASTQ" in (inbox / "rejected" / f"{name}.reason.txt").read_text()
     wait_until(lambda: webhook.messages, 30)
     [alarm] = webhook.messages
@@ -125,20 +142,21 @@ def test_two_nights_at_once_over_twenty_files_three_of_them_broken(
     assert "rejected" in alarm["body"]
 
 
-def test_a_night_whose_parent_is_killed_goes_on_with_its_runs(
+def test_a_night_whose_parent_is_killed_goes_on_with_its_batch(
     stack: Stack, webhook: Webhook, folders: tuple[Path, Path], examples_dir: Path
 ) -> None:
+    """Scheduled again by the server, it waits for the batch that it had begun."""
     inbox, out = folders
     shutil.copy(examples_dir / "contigs.fa.gz", inbox)
     night = begin_night(stack)
-    wait_until(lambda: stack.children(night), 120)
+    [batch] = wait_until(lambda: stack.children(night), 120)
     stack.process_of(night).kill()
     stack.wait_for(night, "Crashed", 60)
     wait_until(lambda: any("Crashed" in message["subject"] for message in webhook.messages), 30)
-    wait_until(lambda: list(out.glob("contigs-*/run.json")), 300)
-    again = begin_night(stack)
-    assert stack.wait_for(again, "Completed", 200).state is not None
-    assert stack.children(again) == {}
+    wait_until(lambda: stack.state(night) == "Completed", 300)
+    assert stack.state(batch) == "Completed"
+    assert list(stack.children(night)) == [batch]
+    assert len(list(out.glob("contigs-*/run.json"))) == 1
 
 
 def shorten(stack: Stack, name: str) -> None:
@@ -150,20 +168,13 @@ def shorten(stack: Stack, name: str) -> None:
     stack.client.update_automation(found.id, AutomationCore.model_validate(wanted))
 
 
-def test_a_run_that_does_not_begin_is_taken_for_crashed(stack: Stack) -> None:
-    shorten(stack, "virnuc: runs that do not begin have crashed")
-    lane = stack.client.read_deployment_by_name("embed-lane/cpu")
-    asked = {"folder": "/data/run", "shards": [0], "lane": 0, "device": "cpu", "token": "0"}
-    run = stack.client.create_flow_run_from_deployment(lane.id, parameters=asked, state=Pending())
-    stack.wait_for(run.id, "Crashed", 90)
-    assert stack.shell("virnuc_cli", "server", "deploy").returncode == 0
-
-
 def test_a_night_that_no_worker_takes_raises_an_alarm_soon_and_at_its_deadline(
     stack: Stack, webhook: Webhook, folders: tuple[Path, Path]
 ) -> None:
     shorten(stack, "virnuc: a nightly run does not begin")
-    nights = stack.client.read_work_queue_by_name("nights", work_pool_name="virnuc-runs")
+    queue = stack.client.read_deployment_by_name(NIGHTLY).work_queue_name
+    assert queue is not None
+    nights = stack.client.read_work_queue_by_name(queue, work_pool_name="virnuc-runs")
     stack.client.update_work_queue(nights.id, is_paused=True)
     night = begin_night(stack)
     try:

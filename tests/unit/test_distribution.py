@@ -22,7 +22,8 @@ DATA = {
     "virnuc_core/doctor/dnabert_s.fa",
     "virnuc_core/doctor/esm2.fa",
     "deployments/prefect.yaml",
-    "deployments/examples/systemd/virnuc-worker.service",
+    "deployments/kubernetes.json",
+    "deployments/examples/systemd/virnuc-gpu@.service",
     "deployments/examples/slurm/worker.sbatch",
 }
 

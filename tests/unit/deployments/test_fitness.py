@@ -276,7 +276,7 @@ def test_outcomes_decide_what_is_checked_and_counted(
         flow_run = job()
         await worker.run(flow_run, configuration)
         assert configuration.command == (
-            f"python -m deployments.engine {tmp_path}/{flow_run.id}.lock '{tmp_path}/a slot'"
+            f"{sys.executable} -m deployments.engine {tmp_path}/{flow_run.id}.lock '{tmp_path}/a slot'"
         )
         assert configuration.env["A"] == "b"
         assert configuration.env["VIRNUC_THREADS"] == "3"

@@ -1,0 +1,76 @@
+"""The flow for small files: one after another, with models that stay loaded."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+
+from tasks.artifacts import attach_api_log_handler
+from tasks.publishing import flow_tags
+from virnuc_core import errors, pipeline
+from virnuc_core.inference.device import resolve_devices
+from virnuc_core.inference.events import LaneFailed
+from virnuc_core.inference.lane_journal import LaneJournal
+from virnuc_core.inference.lanes import LocalLanes
+from virnuc_core.settings import RunConfig
+
+_log = logging.getLogger(__name__)
+
+
+def batch_name(files: Mapping[str, str]) -> str:
+    """Such as "predict a.fa and 99 more"."""
+    return f"predict {Path(next(iter(files))).name} and {len(files) - 1} more"
+
+
+@flow(
+    name="predict-files",
+    flow_run_name=lambda: batch_name(flow_run.parameters["files"]),
+    persist_result=False,
+)
+def predict_files(files: dict[str, str], config: RunConfig, journal: str, project: str = "") -> None:
+    """Calls the contigs of small files as `predict` does, each with results of its own; an error ends its file alone.
+
+    Args:
+        files: the results folder of each file.
+        config: models and how to run them.
+        journal: file for the errors, in a folder that the night has made: this host must see it, too.
+        project: what the GPU hours count for.
+
+    Raises:
+        HostError: this host does not see the folder of the journal.
+        DeviceLostError: the device failed.
+        StorageLostError: the file system failed.
+    """
+    attach_api_log_handler()
+    if not Path(journal).parent.is_dir():
+        raise errors.HostError(
+            f"{Path(journal).parent} is not there: mount the shared folder under the same path. Or its night is over."
+        )
+    devices = resolve_devices(config.devices)
+    with LocalLanes(devices, keep=True, in_processes=True) as lanes, LaneJournal(Path(journal)) as written:
+        for number, (name, results) in enumerate(files.items()):
+            state: State[Any] = predict_file(name, results, config, lanes, project, return_state=True)
+            if state.is_completed():
+                continue
+            error = state.result(raise_on_failure=False)
+            kind, retryable = type(error).__name__, errors.is_retryable(error)
+            written.write(LaneFailed(lane=number, error=kind, message=str(error), retryable=retryable))
+            if isinstance(error, errors.DeviceLostError | errors.StorageLostError):
+                raise error
+
+
+@task(name="predict-file", task_run_name="predict {name}", cache_policy=NO_CACHE, persist_result=False)
+def predict_file(name: str, results: str, config: RunConfig, lanes: LocalLanes, project: str) -> None:
+    """Computes one file; an unfinished run of it that cannot be continued is started over."""
+    links = {name.replace(".", "_"): text for name, text in flow_tags().items()}
+    steps = pipeline.Steps(on_step=_log.debug, labels={"project": project}, links=links)
+    try:
+        pipeline.predict([name], results, config, lanes, steps=steps)
+    except (errors.MismatchError, errors.DamagedFileError) as error:
+        _log.warning("%s is computed anew: %s", name, error)
+        pipeline.predict([name], results, config, lanes, force=True, steps=steps)
