@@ -105,7 +105,7 @@ def run_stack(stack: Stack) -> None:
 async def _run_programs(stack: Stack, plan: HostPlan) -> None:
     """Runs until cancelled; the worker ends before the servers."""
     started = datetime.now(UTC)
-    names = plan.workers.values()
+    names = [worker.name for worker in plan.workers]
     async with TaskGroup() as servers:
         servers.create_task(keep_running(_prefect_server(stack)))
         servers.create_task(keep_running(_mlflow_server(stack)))
@@ -223,10 +223,10 @@ def _answers(url: str) -> bool:
 
 
 def _welcome(stack: Stack, plan: HostPlan) -> str:
-    slots = [device.name for device in plan.devices] + [f"{plan.runs} whole runs"]
+    names = ", ".join(worker.name for worker in plan.workers)
     return f"""Prefect   {stack.prefect_address} (sign in with {value_of("PREFECT_API_AUTH_STRING")})
 MLflow    {stack.mlflow_address} (user {_USER}, password {value_of("MLFLOW_TRACKING_PASSWORD")})
-workers   {plan.host_id} ({", ".join(slots)})
+workers   {names}
 logs      {stack.folder}
 
 In another shell:

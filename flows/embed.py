@@ -3,8 +3,7 @@
 from prefect import flow
 
 from flows import runs
-from flows.recording import ON_END, run_name
-from tasks.artifacts import attach_api_log_handler
+from flows.recording import ON_END, begin_flow, run_name
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import (
     EMBED_DEFAULTS,
@@ -49,6 +48,6 @@ def embed(
         priority: queue in which the lanes wait in the pool.
         project: what the GPU hours count for.
     """
-    attach_api_log_handler()
+    begin_flow()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     return runs.embed(inputs, out, model, settings, force, where)

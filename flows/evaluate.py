@@ -3,8 +3,7 @@
 from prefect import flow
 
 from flows import runs
-from flows.recording import ON_END, labelled_name
-from tasks.artifacts import attach_api_log_handler
+from flows.recording import ON_END, begin_flow, labelled_name
 from tasks.heads import EvaluationReport
 from virnuc_core.settings import (
     PREDICT_DEFAULTS,
@@ -48,6 +47,6 @@ def evaluate(
         priority: queue in which the lanes wait in the pool.
         project: what the GPU hours count for.
     """
-    attach_api_log_handler()
+    begin_flow()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     return runs.evaluate(files, out, settings, force, where)

@@ -18,6 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.utilities.urls import url_for
+from tasks.pool_runs import PoolRun, PoolRuns
 
 from flows import RUNS_POOL
 from flows.outputs import require_absolute
@@ -36,7 +37,6 @@ from tasks.nightly import (
     make_writable,
     publish_nightly,
 )
-from tasks.pool_runs import PoolRun, PoolRuns
 from tasks.publishing import run_tags
 from tasks.run_entries import Entry, Value
 from tasks.tracking import start_tracking, track

@@ -32,13 +32,13 @@ def require_absolute(*paths: str) -> None:
     if urls := list(filter(is_url, paths)):
         raise UsageError(f"{urls[0]} is a URL: here only paths can be given.")
     relative = [path for path in paths if not Path(path).is_absolute()]
-    if relative and _is_deployed():
+    if relative and is_deployed():
         raise UsageError(
             f"{', '.join(relative)}: a deployed run has no folder of its own, so give absolute paths."
         )
 
 
-def _is_deployed() -> bool:
+def is_deployed() -> bool:
     """Whether this is a run of a deployment."""
     if not in_flow():
         return False

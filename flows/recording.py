@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tasks.artifacts import add_run_tag, in_flow
+from flows.outputs import is_deployed
+from tasks.artifacts import add_run_tag, attach_api_log_handler, in_flow
 from tasks.pages.markdown import size
 from tasks.progress import FlowProgress, LaneRows, current_progress
 from tasks.publishing import flow_tags, run_tags
@@ -19,12 +20,13 @@ from tasks.run_entries import Entry, run_entry
 from tasks.stages import FlowSteps
 from tasks.tracking import end_runs, start_tracking, track
 from virnuc_core.env_config import ignored_variables
-from virnuc_core.errors import VirnucError
+from virnuc_core.errors import CancelledRunError, VirnucError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.pipeline import Lanes, Steps
 from virnuc_core.remote import file_name, output_path
 from virnuc_core.settings import LaneSettings
+from virnuc_core.with_parent import end_with_parent
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
     from prefect.flows import FlowStateHook
 
 _log = logging.getLogger(__name__)
+
+
+def begin_flow() -> None:
+    """What every flow does first: its log goes to its page, and a deployed one ends with the worker that started it."""
+    attach_api_log_handler()
+    if is_deployed():
+        end_with_parent()
 
 
 def run_title(command: str, inputs: Sequence[str], models: str = "") -> str:
@@ -110,5 +119,15 @@ def end_mlflow_runs(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[A
     end_runs(str(flow_run.id), "FAILED" if state.is_failed() else "KILLED")
 
 
-ON_END: "Final[list[FlowStateHook[..., Any]]]" = [end_mlflow_runs]
+def end_as_cancelled(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:
+    """A hook for flows that fail: one that stopped since it was being cancelled is Cancelled, also without a worker."""
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled
+
+    if isinstance(state.result(raise_on_failure=False), CancelledRunError):
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run.id, Cancelled(message=state.message), force=True)
+
+
+ON_END: "Final[list[FlowStateHook[..., Any]]]" = [end_mlflow_runs, end_as_cancelled]
 """Hooks of flows that are runs, for every end but completion."""

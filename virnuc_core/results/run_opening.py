@@ -260,7 +260,13 @@ def _patterns(folder: RunFolder) -> Mapping[Path, tuple[str, ...]]:
     """What runs write in subfolders, by name, so that the user's own files there are kept."""
     return {
         folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
-        folder.lanes: ("lane-*.jsonl", "lane-*.log*", "plan-*.jsonl", folder.token.name),
+        folder.lanes: (
+            "lane-*.jsonl",
+            "lane-*.log*",
+            "plan-*.jsonl",
+            folder.token.name,
+            folder.flow_run.name,
+        ),
         folder.sequences: ("genbank_*.fa", "genbank_*.tsv"),
         folder.training: ("records.tsv", "figures.json", "*.png"),
     }
