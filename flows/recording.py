@@ -124,7 +124,7 @@ def end_as_cancelled(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelled
 
-    if isinstance(state.result(raise_on_failure=False), CancelledRunError):
+    if state.is_failed() and isinstance(state.result(raise_on_failure=False), CancelledRunError):
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(flow_run.id, Cancelled(message=state.message), force=True)
 
