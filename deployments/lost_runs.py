@@ -1,107 +1,101 @@
-"""Finds runs that died together with their host.
+"""Tells the server of runs that ended with their worker or their host, which nobody else does.
 
-An automation of the Prefect server cannot: after a pause of the server it would take the runs that are alive for dead,
-before it has read the heartbeats that they sent meanwhile.
+Everything goes by the server: who took a run, when that worker was last heard of, and what time it is. A run that has been
+begun again elsewhere is left alone.
 """
 
-import asyncio
 import logging
 import time
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from threading import Event
 from typing import TYPE_CHECKING, Final
-from uuid import UUID
 
 import httpx
 
-from deployments.server import connect, crash_run
-from tasks.pool_runs import read_pages
+from deployments.server import connect, virnuc_workers
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
 
-# Four heartbeats of prefect.yaml.
-WINDOW_SECONDS: Final = 240.0
-
-_HEARTBEAT: Final = "prefect.flow-run.heartbeat"
-_PULSE: Final = "virnuc.worker.pulse"
+WINDOW_SECONDS: Final = 240.0  # eight heartbeats of a worker
+_WORKER: Final = "prefect.worker.name"
 
 _log = logging.getLogger(__name__)
 
 
-class SteadyServer:
-    """Since when the Prefect server has answered without a break."""
-
-    def __init__(self, window: float, now: float) -> None:
-        self._window = window
-        self._since = now
-
-    def confirm(self, silent: list[UUID] | None, now: float) -> list[UUID]:
-        """Runs that are lost, of those that are silent; None for a server that did not answer."""
-        if silent is None:
-            self._since = now
-            return []
-        return silent if now - self._since > self._window else []
+def crash_runs_of(worker: str) -> None:
+    """Marks the unfinished runs of a worker of this host that is not running as Crashed, or Cancelled if that was wanted."""
+    try:
+        with connect() as client:
+            for run in _begun_runs(client):
+                if run.labels.get(_WORKER) == worker:
+                    _crash(client, run, f"Worker {worker} ended, and the process of this run with it.")
+    except (httpx.HTTPError, RuntimeError) as error:
+        _log.warning("%s: the server cannot be told which runs have ended with it (%r)", worker, error)
 
 
-async def crash_lost_runs(worker: str, window: float = WINDOW_SECONDS, every: float = 60.0) -> None:
-    """Marks runs without a heartbeat for `window` seconds as Crashed; looks every `every` seconds until cancelled.
+def crash_lost_runs(stopping: Event, window: float = WINDOW_SECONDS, every: float = 60.0) -> None:
+    """Marks runs whose worker was not heard of for `window` seconds; looks every `every` seconds until `stopping`.
 
-    Only while the server has answered, and received this worker's own events, for as long.
+    Only while the server has answered without a break for as long: after one, no worker was heard of.
     """
-    from prefect.events import emit_event
-
-    resource = f"virnuc.worker.{worker}"
-    server = SteadyServer(window, time.monotonic())
-    while True:
-        pulse = datetime.now(UTC)
-        emit_event(_PULSE, {"prefect.resource.id": resource})
-        await asyncio.sleep(every)
+    answering_since = time.monotonic()
+    while not stopping.wait(every):
         try:
-            async with asyncio.timeout(every):
-                silent = await asyncio.to_thread(find_silent_runs, resource, pulse, timedelta(seconds=window))
-                for run_id in server.confirm(silent, time.monotonic()):
-                    await asyncio.to_thread(crash_run, run_id, f"No heartbeat for {window:.0f} s.")
-        except (httpx.HTTPError, RuntimeError, TimeoutError) as error:
-            server.confirm(None, time.monotonic())
+            with connect() as client:
+                if time.monotonic() - answering_since > window:
+                    lost = list(find_lost_runs(client, timedelta(seconds=window)))
+                    for run, message in lost:
+                        _crash(client, run, message)
+                else:
+                    client.request("GET", "/health")
+        except (httpx.HTTPError, RuntimeError) as error:
+            answering_since = time.monotonic()
             _log.warning("the Prefect server does not answer (%r): no run is taken for lost meanwhile", error)
 
 
-def find_silent_runs(resource: str, pulse: datetime, window: timedelta) -> list[UUID] | None:
-    """Runs that have had heartbeats, but none for `window`; None when the event at `pulse` has not arrived."""
+def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[tuple[FlowRun, str]]":
+    """Runs whose worker the server has not heard of, and subflows in a process whose run has ended; with the reason."""
+    date = client.request("GET", "/health").headers["Date"]
+    heard: dict[str, datetime] = {}
+    for worker in virnuc_workers(client):
+        if worker.last_heartbeat_time is not None:
+            heard[worker.name] = worker.last_heartbeat_time
+    silent = {name for name, moment in heard.items() if moment < parsedate_to_datetime(date) - window}
+    for run in _begun_runs(client):
+        taken_by = run.labels.get(_WORKER)
+        if taken_by in silent:
+            yield run, f"Nothing was heard of worker {taken_by} for {window.total_seconds():.0f} s."
+        elif taken_by is None and run.parent_task_run_id is not None:
+            parent = client.read_task_run(run.parent_task_run_id).flow_run_id
+            state = client.read_flow_run(parent).state if parent else None
+            if state is not None and state.is_final():
+                yield run, "The run that it was a part of has ended."
+
+
+def _begun_runs(client: "SyncPrefectClient") -> "Iterator[FlowRun]":
+    """Runs of virnuc that a worker has taken, and what they run themselves."""
     from prefect.client.schemas.filters import FlowRunFilter
 
-    now = datetime.now(UTC)
-    started = FlowRunFilter.model_validate(
-        {"tags": {"all_": ["virnuc"]}, "state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+    wanted = FlowRunFilter.model_validate(
+        {"tags": {"all_": ["virnuc"]}, "state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
     )
-    with connect() as client:
-        last = _last_events(client, now - window)
-        if resource not in last or last[resource] < pulse:
-            return None
-        runs = read_pages(lambda **page: client.read_flow_runs(flow_run_filter=started, **page))
-        silent = {
-            f"prefect.flow-run.{run.id}": run.id
-            for run in runs
-            if run.state and run.state.timestamp < now - window
-        }
-        silent = {key: run_id for key, run_id in silent.items() if key not in last}
-        had_some = _last_events(client, now - timedelta(days=7), list(silent)) if silent else {}
-        return [run_id for key, run_id in silent.items() if key in had_some]
+    offset = 0
+    while page := client.read_flow_runs(flow_run_filter=wanted, offset=offset, limit=200):
+        yield from page
+        offset += len(page)
 
 
-def _last_events(
-    client: "SyncPrefectClient", since: datetime, resources: list[str] | None = None
-) -> dict[str, datetime]:
-    """Time of the last heartbeat of each run, and of the last pulse of each worker."""
-    from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
+def _crash(client: "SyncPrefectClient", found: "FlowRun", message: str) -> None:
+    """Ends a run as it was found; one that has got another state or attempt meanwhile is left alone."""
+    from prefect.states import Cancelled, Crashed
 
-    wanted = EventFilter(
-        event=EventNameFilter(name=[_HEARTBEAT, _PULSE]),
-        occurred=EventOccurredFilter.model_validate({"since": since}),
-        resource=EventResourceFilter(id=resources) if resources else None,
-    )
-    body = {"filter": wanted.model_dump(mode="json"), "time_unit": "day"}
-    counts = client.request(
-        "POST", "/events/count-by/{countable}", path_params={"countable": "resource"}, json=body
-    ).json()
-    return {each["value"]: datetime.fromisoformat(each["end_time"]) for each in counts}
+    run = client.read_flow_run(found.id)
+    if run.state is None or found.state is None or run.state.id != found.state.id:
+        return
+    ended = Cancelled if run.state.is_cancelling() else Crashed
+    client.set_flow_run_state(run.id, ended(message=message))
+    _log.info("the run %s has ended: %s", run.name, message)

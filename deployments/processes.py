@@ -1,6 +1,5 @@
 """Programs that end with this process, and blocks that a signal ends or that only one process is in."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -32,13 +31,12 @@ class Programs:
         make_private(path)
         with open(path, "ab") as log:
             self._running[name] = subprocess.Popen(
-                command,
+                (sys.executable, "-P", "-m", "virnuc_core.with_parent", *command),
                 env={**child_environment(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=ending_with_parent(),
             )
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
@@ -60,20 +58,6 @@ class Programs:
             with suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
             program.wait()
-
-
-def ending_with_parent() -> Callable[[], None] | None:
-    """For `preexec_fn`: on Linux the program gets SIGTERM when the thread that starts it ends, even by SIGKILL."""
-    if sys.platform != "linux":
-        return None
-    library, parent, is_option_parent_death = ctypes.CDLL(None), os.getpid(), 1
-
-    def prepare() -> None:
-        library.prctl(is_option_parent_death, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before that
-            os._exit(1)
-
-    return prepare
 
 
 @contextmanager

@@ -113,11 +113,11 @@ def _deploy_and_work(
     options = ("--devices", workers.devices, *lanes, "--runs", str(workers.runs))
     programs.start("worker", (*_PYTHON, "virnuc_cli", "server", "worker", *options), {})
     programs.wait_until(lambda: _answers(f"{mlflow}/health"))
-    programs.wait_until(lambda: {*plan.workers.values()} <= workers_since(started))
-    slots = ", ".join([*(device.name for device in plan.devices), f"{plan.runs} whole runs"])
+    programs.wait_until(lambda: {worker.name for worker in plan.workers} <= workers_since(started))
+    names = ", ".join(worker.name for worker in plan.workers)
     print(f"""Prefect   {prefect.removesuffix("/api")} (sign in with {access["PREFECT_API_AUTH_STRING"]})
 MLflow    {mlflow} (user virnuc, password {access["MLFLOW_TRACKING_PASSWORD"]})
-workers   {plan.host_id} ({slots})
+workers   {names}
 logs      {programs.folder}
 
 In another shell:

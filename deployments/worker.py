@@ -1,27 +1,35 @@
-"""The workers of this host: one for its GPUs or its CPU, with a slot for each device, and one for whole runs."""
+"""The workers of this host, which are Prefect's own: one for each GPU or for the CPU, and one for whole runs."""
 
-import asyncio
 import hashlib
 import logging
 import os
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Final
 
+from deployments.lost_runs import crash_lost_runs, crash_runs_of
 from deployments.processes import interruptible, only_one
 from deployments.server import missing_pools, server_failure, server_url
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
 from virnuc_core import env_config
+from virnuc_core.device_record import MAX_FAILURES, count_failures
 from virnuc_core.env_config import available_threads, child_environment, env, home_folder, value_of
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus
 
+RESTART_DELAY_SECONDS: Final = 10.0
+# Prefect's workers give the runs that they stop 30 s to end.
+GRACE_SECONDS: Final = 45.0
+_POLL_SECONDS: Final = 1.0
 # Prefect's default of 10 s would leave a GPU idle before each lane.
 QUERY_SECONDS: Final = 2
 
@@ -44,18 +52,22 @@ class WorkerChoice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceSlot:
-    """A device that computes one lane at a time.
+class StockWorker:
+    """A `prefect worker start` of this host.
 
     Attributes:
-        name: such as "gpu0".
-        key: of this device alone, among those of all hosts.
-        visible: its CUDA_VISIBLE_DEVICES.
+        name: of this worker alone, among those of all hosts, and the same after a restart.
+        pool: its work pool.
+        limit: runs at once.
+        key: of its device, which no other worker of this host may use.
+        visible: its CUDA_VISIBLE_DEVICES; None for one without a device.
     """
 
     name: str
-    key: str
-    visible: str
+    pool: str
+    limit: int = 1
+    key: str = ""
+    visible: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,33 +77,19 @@ class HostPlan:
     Attributes:
         host_id: host name, and a hash that tells the workers of namesakes, containers and SLURM jobs apart and is the
             same after a restart.
-        pool: work pool of the devices.
     """
 
     host_id: str
-    pool: str
-    devices: tuple[DeviceSlot, ...]
-    runs: int
-
-    @property
-    def workers(self) -> dict[str, str]:
-        """Name of the worker for each work pool."""
-        pools = ([self.pool] if self.devices else []) + ([RUNS_POOL] if self.runs else [])
-        return {pool: f"{self.host_id}-{pool.removeprefix('virnuc-')}" for pool in pools}
-
-    def environment(self, slot: DeviceSlot) -> dict[str, str]:
-        """Variables that show a job its device alone, and give it its share of the CPU threads."""
-        threads = max(1, available_threads() // len(self.devices))
-        return {"CUDA_VISIBLE_DEVICES": slot.visible, "VIRNUC_THREADS": str(threads)}
+    workers: tuple[StockWorker, ...]
 
 
 def work(choice: WorkerChoice) -> None:
-    """Runs the workers of this host until SIGINT or SIGTERM; their runs end with them.
+    """Keeps the workers of this host running until SIGINT or SIGTERM; their runs end with them.
 
     Raises:
         KeyboardInterrupt: the signal.
         UsageError: no server is configured, it has no work pools yet, or the choice is invalid.
-        DeviceError: there is no GPU, or not the one that was asked for.
+        DeviceError: there is no GPU, or not the one that was asked for, or all of them have failed.
     """
     leave_working_folder()
     plan = plan_host(choice)
@@ -108,36 +106,63 @@ def work(choice: WorkerChoice) -> None:
                 f"the Prefect server at {url} has no work pool {' and no '.join(missing)} for processes: make them with "
                 "`virnuc server deploy`, or in a cluster start `prefect worker start --type kubernetes`."
             )
-        from deployments.device_worker import SlotWorker, run_workers
-        from deployments.fitness import Host, Slot
-        from deployments.jobs import crash_orphaned_jobs
-        from deployments.lost_runs import crash_lost_runs
+        num_devices = sum(worker.visible is not None for worker in plan.workers)
+        stopping = Event()
+        with ThreadPoolExecutor(len(plan.workers) + 1) as threads:
+            try:
+                kept = [threads.submit(_keep_running, one, num_devices, stopping) for one in plan.workers]
+                if choice.runs:
+                    threads.submit(crash_lost_runs, stopping)
+                wait(kept)
+            finally:
+                stopping.set()
+        raise DeviceError(
+            f"no worker is left on {plan.host_id}: every device failed {MAX_FAILURES} lanes in a row."
+        )
 
-        host = Host(plan.host_id)
-        slots: dict[str, list[Slot]] = {}
-        if plan.devices:
-            name = plan.workers[plan.pool]
-            slots[plan.pool] = [
-                Slot(name, device.name, plan.environment(device), _lock_file(f"{device.key}.job"))
-                for device in plan.devices
-            ]
-        if plan.runs:
-            name = plan.workers[RUNS_POOL]
-            slots[RUNS_POOL] = [
-                Slot(name, f"run{number}", {}, _lock_file(f"{name}-{number}.job"))
-                for number in range(plan.runs)
-            ]
-        folders = {pool: _folder() / name for pool, name in plan.workers.items()}
-        factories = [
-            partial(SlotWorker, pool, name, slots[pool], host, folders[pool])
-            for pool, name in plan.workers.items()
-        ]
-        others = [crash_lost_runs(plan.host_id)] if plan.runs else []
-        try:
-            asyncio.run(run_workers(factories, *others))
-        finally:
-            for folder in folders.values():
-                crash_orphaned_jobs(folder)
+
+def _keep_running(worker: StockWorker, num_devices: int, stopping: Event) -> None:
+    """Starts a worker again whenever it ends, until its device has failed too often."""
+    record = _folder() / f"{worker.name}.failures"
+    record.unlink(missing_ok=True)
+    environment = child_environment()
+    if worker.visible is not None:
+        threads = max(1, available_threads() // num_devices)
+        environment |= {"CUDA_VISIBLE_DEVICES": worker.visible, "VIRNUC_THREADS": str(threads)}
+        environment |= {"VIRNUC_DEVICE_RECORD": str(record)}
+    own = ("--pool", worker.pool, "--name", worker.name, "--limit", str(worker.limit), "--type", "process")
+    command = [sys.executable, "-m", "virnuc_core.with_parent", sys.executable, "-m"]
+    command += ["prefect", "worker", "start", *own, "--no-create-pool-if-not-found"]
+    while not stopping.is_set():
+        crash_runs_of(worker.name)
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        has_failed = False
+        while process.poll() is None and not stopping.wait(_POLL_SECONDS) and not has_failed:
+            has_failed = (count_failures(record) or 0) >= MAX_FAILURES
+        _end(process)
+        crash_runs_of(worker.name)
+        if has_failed:
+            _log.error(
+                "worker %s has ended: %d lanes in a row failed on its device. Start it again when that is repaired.",
+                worker.name,
+                MAX_FAILURES,
+            )
+            return
+        if not stopping.is_set():
+            _log.warning(
+                "worker %s ended with exit code %d; it is started again", worker.name, process.returncode
+            )
+            stopping.wait(RESTART_DELAY_SECONDS)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a worker, which ends its runs; kills what is left of it."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def plan_host(choice: WorkerChoice) -> HostPlan:
@@ -162,16 +187,23 @@ def plan_host(choice: WorkerChoice) -> HostPlan:
     of_this_host = (name, _machine_id(), str(env().home.resolve()), value_of("SLURM_JOB_ID") or "", *keys)
     digest = hashlib.sha256("\0".join(of_this_host).encode()).hexdigest()[:6]
     host_id = f"{name.partition('.')[0]}-{digest}"
-    devices = [
+    workers = [
         # An index is of this host alone.
-        DeviceSlot(name=f"gpu{gpu}", key=key if key != gpu else f"{host_id}-gpu{gpu}", visible=gpu)
+        StockWorker(
+            name=f"{host_id}-gpu{gpu}",
+            pool=GPU_POOL,
+            key=key if key != gpu else f"{host_id}-gpu{gpu}",
+            visible=gpu,
+        )
         for gpu, key in zip(gpus, keys, strict=True)
     ]
     if choice.devices == "cpu":
-        names = [f"cpu{number}" for number in range(choice.workers or 1)]
-        devices = [DeviceSlot(name=name, key=f"{host_id}-{name}", visible="") for name in names]
-    pool = CPU_POOL if choice.devices == "cpu" else GPU_POOL
-    return HostPlan(host_id=host_id, pool=pool, devices=tuple(devices), runs=choice.runs)
+        names = [f"{host_id}-cpu{number}" for number in range(choice.workers or 1)]
+        workers = [StockWorker(name=name, pool=CPU_POOL, key=name, visible="") for name in names]
+    if choice.runs:
+        name = f"{host_id}-runs"
+        workers.append(StockWorker(name=name, pool=RUNS_POOL, limit=choice.runs, key=name))
+    return HostPlan(host_id=host_id, workers=tuple(workers))
 
 
 def on_cpu_without_gpus(choice: WorkerChoice) -> WorkerChoice:
@@ -204,21 +236,17 @@ def leave_working_folder() -> None:
 def reserving(plan: HostPlan) -> Iterator[None]:
     """Reserves devices and names on this host, else UsageError: two workers would use a device at once."""
     with ExitStack() as locks:
-        for key in (*(device.key for device in plan.devices), *plan.workers.values()):
+        for worker in plan.workers:
             complaint = (
-                f"a worker is at work for {key} already: end it first, or give other --devices, and --runs 0 for a "
+                f"a worker is at work for {worker.key} already: end it first, or give other --devices, and --runs 0 for a "
                 "second command on one host."
             )
-            locks.enter_context(only_one(_lock_file(key), complaint))
+            locks.enter_context(only_one(_folder() / f"{worker.key}.lock", complaint))
         yield
 
 
 def _folder() -> Path:
     return home_folder("workers").resolve()
-
-
-def _lock_file(name: str) -> Path:
-    return _folder() / f"{name}.lock"
 
 
 def _machine_id() -> str:

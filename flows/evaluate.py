@@ -4,7 +4,7 @@ from prefect import flow
 
 from flows import runs
 from flows.recording import ON_END, labelled_name
-from tasks.artifacts import attach_api_log_handler
+from tasks.artifacts import begin_flow
 from tasks.heads import EvaluationReport
 from virnuc_core.settings import (
     PREDICT_DEFAULTS,
@@ -48,6 +48,6 @@ def evaluate(
         priority: queue in which the lanes wait in the pool.
         project: what the GPU hours count for.
     """
-    attach_api_log_handler()
+    begin_flow()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     return runs.evaluate(files, out, settings, force, where)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
-from tasks.artifacts import attach_api_log_handler
+from flows.lanes import hold_while_unfit
+from tasks.artifacts import begin_flow, is_deployed
 from tasks.publishing import flow_tags
 from virnuc_core import errors, pipeline
+from virnuc_core.device_record import recording_device
+from virnuc_core.env_config import env
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneFailed
 from virnuc_core.inference.lane_journal import LaneJournal
@@ -32,7 +36,9 @@ def batch_name(files: Mapping[str, str]) -> str:
     flow_run_name=lambda: batch_name(flow_run.parameters["files"]),
     persist_result=False,
 )
-def predict_files(files: dict[str, str], config: RunConfig, journal: str, project: str = "") -> None:
+def predict_files(
+    files: dict[str, str], config: RunConfig, journal: str, project: str = ""
+) -> State[Any] | None:
     """Calls the contigs of small files as `predict` does, each with results of its own; an error ends its file alone.
 
     Args:
@@ -42,17 +48,19 @@ def predict_files(files: dict[str, str], config: RunConfig, journal: str, projec
         project: what the GPU hours count for.
 
     Raises:
-        HostError: this host does not see the folder of the journal.
         DeviceLostError: the device failed.
         StorageLostError: the file system failed.
     """
-    attach_api_log_handler()
-    if not Path(journal).parent.is_dir():
-        raise errors.HostError(
-            f"{Path(journal).parent} is not there: mount the shared folder under the same path. Or its night is over."
-        )
+    begin_flow()
+    device = "cpu" if config.devices == ("cpu",) else "cuda"
+    if is_deployed() and (held := hold_while_unfit(partial(_require_folder, Path(journal).parent), device)):
+        return held
     devices = resolve_devices(config.devices)
-    with LocalLanes(devices, keep=True, in_processes=True) as lanes, LaneJournal(Path(journal)) as written:
+    with (
+        recording_device(env().device_record),
+        LocalLanes(devices, keep=True, in_processes=True) as lanes,
+        LaneJournal(Path(journal)) as written,
+    ):
         for number, (name, results) in enumerate(files.items()):
             state: State[Any] = predict_file(name, results, config, lanes, project, return_state=True)
             if state.is_completed():
@@ -62,6 +70,14 @@ def predict_files(files: dict[str, str], config: RunConfig, journal: str, projec
             written.write(LaneFailed(lane=number, error=kind, message=str(error), retryable=retryable))
             if isinstance(error, errors.DeviceLostError | errors.StorageLostError):
                 raise error
+    return None
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise errors.HostError(
+            f"{folder} is not there: mount the shared folder under the same path. Or its night is over."
+        )
 
 
 @task(name="predict-file", task_run_name="predict {name}", cache_policy=NO_CACHE, persist_result=False)

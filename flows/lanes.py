@@ -1,28 +1,32 @@
-"""The flows of lanes in a pool, each of which computes some of a run's shards on one device."""
+"""The flows that the workers of a pool run for a run on another host: its plan, and lanes of its shards."""
 
 import logging
-import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.states import Completed, Running
 
-from tasks.artifacts import attach_api_log_handler
+from tasks.artifacts import begin_flow
 from tasks.lane_log import recording_log
+from tasks.preflight import find_fault
 from tasks.progress import FlowProgress, LaneRows
+from virnuc_core.device_record import recording_device
 from virnuc_core.env_config import env
 from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.events import LaneEvent, LaneStarted
-from virnuc_core.inference.lane_journal import LaneJournal, reporting_outcome
+from virnuc_core.inference.events import LaneEvent
+from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.lanes import LocalLanes
-from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.plan import Kind
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.retries import retrying
@@ -30,32 +34,25 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
 
+HELD: Final = "Held"
+"""Name of the state of a run whose host or device is not fit; others compute what it was to compute."""
+_SECONDS_BETWEEN_CHECKS: Final = 60.0
+
 _log = logging.getLogger(__name__)
 
 
-def lane_name() -> str:
-    """Number and size of a lane: "lane-12 9 shards"."""
-    parameters: dict[str, Any] = flow_run.parameters
-    return f"lane-{parameters['lane']} {len(parameters['shards'])} shards"
+def journal_name(kind: str, run_id: str | UUID) -> str:
+    """Journal of a lane's or a planning run: "lane-0003" or "plan", and the start of the run's id."""
+    return f"{kind}-{str(run_id)[-8:]}"
 
 
-def lane_journal_name(lane: int, run_id: str | UUID) -> str:
-    """Journal of a lane's run."""
-    return f"lane-{lane:04d}-{str(run_id)[:8]}"
+def lane_kind(lane: int) -> str:
+    """Such as "lane-0003"."""
+    return f"lane-{lane:04d}"
 
 
-def plan_name() -> str:
-    """Such as "plan my-results"."""
-    return f"plan {Path(flow_run.parameters['folder']).name}"
-
-
-def plan_journal_name(run_id: str | UUID) -> str:
-    """Journal of a planning run."""
-    return f"plan-{str(run_id)[:8]}"
-
-
-@flow(name="embed-lane", flow_run_name=lane_name, persist_result=False)
-def embed_lane(folder: str, shards: tuple[int, ...], lane: int, device: str, token: str) -> None:
+@flow(name="embed-lane", persist_result=False)
+def embed_lane(folder: str, shards: tuple[int, ...], lane: int, device: str, token: str) -> State[Any] | None:
     """Computes some of a run's shards on one device, and keeps a journal and a log of it in the run's folder.
 
     Args:
@@ -65,22 +62,29 @@ def embed_lane(folder: str, shards: tuple[int, ...], lane: int, device: str, tok
         device: "cpu" or "cuda:N"; "cuda" is the GPU that this process sees.
         token: that of the run: this host must see the same folder.
     """
-    attach_api_log_handler()
+    begin_flow()
     run = RunFolder(Path(folder))
-    name = lane_journal_name(lane, flow_run.id)
-    journal, rows = LaneJournal(run.lane_journal(name)), LaneRows(FlowProgress())
+    if held := hold_while_unfit(partial(run.require_token, token), device):
+        return held
+    name = journal_name(lane_kind(lane), flow_run.id)
+    rows = LaneRows(FlowProgress())
+    with (
+        recording_device(env().device_record),
+        _journal(run, name, lane) as journal,
+        recording_log(run.lane_log(name)),
+    ):
 
-    def observe(event: LaneEvent) -> None:
-        journal.write(event)
-        rows(event)
+        def observe(event: LaneEvent) -> None:
+            journal.write(event)
+            rows(event)
 
-    with _working_in(run, token, journal, lane), recording_log(run.lane_log(name)):
-        own = _own_device(device)
+        own = own_device(device)
         LocalLanes((own,), observe, in_processes=True).compute_lane(run, shards, lane, own)
+    return None
 
 
-@flow(name="plan-run", flow_run_name=plan_name, persist_result=False)
-def plan_run(folder: str, config: RunConfig, kind: Kind, device: str, token: str) -> None:
+@flow(name="plan-run", persist_result=False)
+def plan_run(folder: str, config: RunConfig, kind: Kind, device: str, token: str) -> State[Any] | None:
     """Plans a run on the hardware that will compute it.
 
     Args:
@@ -90,37 +94,59 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str, token: str
         device: as for `embed_lane`.
         token: as for `embed_lane`.
     """
-    attach_api_log_handler()
+    begin_flow()
     run = RunFolder(Path(folder))
-    journal = LaneJournal(run.lane_journal(plan_journal_name(flow_run.id)))
-    with _working_in(run, token, journal, lane=0):
-        own = _own_device(device)
-        gpus = query_gpus(["index"], units=False) if device == "cuda" else ()
-        host, pid = socket.gethostname(), os.getpid()
-        journal.write(
-            LaneStarted(
-                lane=0, device=own, host=host, pid=pid, shards=(), rows=0, devices_of_host=len(gpus) or 1
-            )
-        )
+    if held := hold_while_unfit(partial(run.require_token, token), device):
+        return held
+    with _journal(run, journal_name("plan", flow_run.id), lane=0):
         if others := [name for name in env().switches if name not in (config.switches or ())]:
             _log.warning(
                 "%s is set for this worker and does not count: set it where the run is asked for",
                 ", ".join(others),
             )
+        devices = (own_device(device),)
         store = FrameStore.open(run.frames)
-        retrying("plan", partial(open_plan, config, store, kind, (own,), run, token))
+        retrying("plan", partial(open_plan, config, store, kind, devices, run, token))
+    return None
+
+
+def hold_while_unfit(require_folder: Callable[[], None], device: str) -> State[Any] | None:
+    """Keeps the worker's slot while this host or its device is not fit for a run that is not over.
+
+    Returns the final state of a flow run that was held, since others have computed for it meanwhile; None for a fit host.
+    """
+    if not (fault := find_fault(require_folder, device)):
+        return None
+    shown = ""
+    while fault and not _is_parent_over():
+        if fault != shown:
+            _log.warning("%s takes no work: %s", socket.gethostname(), fault)
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(UUID(flow_run.id), Running(name=HELD, message=fault))
+            shown = fault
+        time.sleep(_SECONDS_BETWEEN_CHECKS)
+        fault = find_fault(require_folder, device)
+    return Completed(name=HELD, message=f"Others computed for it: {shown}")
+
+
+def _is_parent_over() -> bool:
+    """Whether the run that this one is for has ended."""
+    parent = flow_run.parent_flow_run_id
+    if parent is None:
+        return False
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(parent)).state
+    return state is not None and state.is_final()
 
 
 @contextmanager
-def _working_in(run: RunFolder, token: str, journal: LaneJournal, lane: int) -> Iterator[None]:
-    """Opens the journal of a run whose folder this host shares, and records how the block ends."""
-    with reporting_outcome(journal):
-        run.require_token(token)
-        with journal, journal.recording_failure(lane):
-            yield
+def _journal(run: RunFolder, name: str, lane: int) -> Iterator[LaneJournal]:
+    """The journal of a flow run, which also says how the block failed."""
+    with LaneJournal(run.lane_journal(name)) as journal, journal.recording_failure(lane):
+        yield journal
 
 
-def _own_device(choice: str) -> str:
+def own_device(choice: str) -> str:
     """The device of a lane or a plan; DeviceLostError if that is a GPU and this process sees none."""
     if choice != "cuda":
         return choice
@@ -133,8 +159,8 @@ def _own_device(choice: str) -> str:
         )
     if len(devices) > 1:
         _log.warning(
-            "this process sees %d GPUs and uses the first: a worker has one GPU when it is started by "
-            "`virnuc worker`, or with CUDA_VISIBLE_DEVICES",
+            "this process sees %d GPUs and uses the first: start its worker with `virnuc server worker`, or with "
+            "CUDA_VISIBLE_DEVICES",
             len(devices),
         )
     return devices[0]

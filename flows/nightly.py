@@ -27,11 +27,12 @@ from prefect.states import Cancelling, Completed
 from prefect.utilities.urls import url_for
 
 from flows.files import batch_name, predict_files
+from flows.lanes import HELD
 from flows.outputs import require_absolute
 from flows.pool import WORK_POOLS, for_worker, pool_device
 from flows.predict import predict
 from flows.recording import ON_END, choose_lanes
-from tasks.artifacts import RUN_TAG, attach_api_log_handler
+from tasks.artifacts import RUN_TAG, begin_flow
 from tasks.inbox import Computed, NewFile, Night, NightlyReport, settings_digest
 from tasks.publishing import run_tags
 from tasks.run_entries import Entry
@@ -108,7 +109,7 @@ def nightly(
     Raises:
         VirnucError: some files failed and wait for the next night; the others are done.
     """
-    attach_api_log_handler()
+    begin_flow()
     require_absolute(inbox, out)
     begin, results = time.time(), Path(out).absolute()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
@@ -206,7 +207,8 @@ class _Work:
     def _predict_files(self, files: Sequence[NewFile]) -> list[Computed]:
         """Begins another run for what is left, as when a run died or its device failed."""
         computed: dict[Path, Computed] = {}
-        for attempt in range(3):
+        num_failed = 0
+        for attempt in itertools.count():
             journal = self.journals / f"{files[0].results.name}-{attempt}.jsonl"
             state, page = self._run_batch(files, journal)
             events = JournalTail(journal).read_new()
@@ -217,7 +219,8 @@ class _Work:
                 kind, text = failures.get(number, over)
                 computed[new.results] = Computed(new, None if is_done else kind(text), page)
             files = [new for new, error, _ in computed.values() if error and is_retryable(error)]
-            if not files or state.is_cancelled():
+            num_failed += state.name != HELD
+            if not files or state.is_cancelled() or num_failed == 3:
                 break
         return list(computed.values())
 
@@ -233,10 +236,13 @@ class _Work:
             parameters={"files": files, "config": config, "journal": str(journal), "project": project},
             flow_run_name=batch_name(files),
             work_queue_name=self.where.priority,
+            timeout=0,
         )
         assert isinstance(run, FlowRun)
-        assert run.state is not None
-        return run.state, _page(run.id)
+        with get_client(sync_client=True) as client:
+            while not ((now := client.read_flow_run(run.id).state) and (now.is_final() or now.name == HELD)):
+                time.sleep(2)
+        return now, _page(run.id)
 
 
 @contextmanager

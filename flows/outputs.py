@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks.artifacts import in_flow
+from tasks.artifacts import is_deployed
 from virnuc_core.errors import UsageError
 from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
 from virnuc_core.remote import is_url, require_shared_staging
@@ -32,16 +32,7 @@ def require_absolute(*paths: str) -> None:
     if urls := list(filter(is_url, paths)):
         raise UsageError(f"{urls[0]} is a URL: here only paths can be given.")
     relative = [path for path in paths if not Path(path).is_absolute()]
-    if relative and _is_deployed():
+    if relative and is_deployed():
         raise UsageError(
             f"{', '.join(relative)}: a deployed run has no folder of its own, so give absolute paths."
         )
-
-
-def _is_deployed() -> bool:
-    """Whether this is a run of a deployment."""
-    if not in_flow():
-        return False
-    from prefect.runtime import deployment
-
-    return deployment.id is not None

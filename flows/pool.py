@@ -1,176 +1,74 @@
 """Lanes in a work pool: runs of a deployment, computed by workers on any machine that sees the run's folder.
 
-The server knows the state of each lane; everything else goes through the run's folder. A retried run reattaches to the
-lanes of the previous attempt and submits the rest.
+The server knows the state of each lane; everything else goes through the run's folder. A retried run takes over the lanes
+of the attempt before, and submits the rest.
 """
 
-import hashlib
+import asyncio
 import logging
+import math
 import os
 import secrets
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import State
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled, Cancelling
 
 from flows import CPU_POOL, GPU_POOL
-from flows.lanes import lane_journal_name, plan_journal_name
+from flows.lanes import HELD, journal_name, lane_kind
 from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
-from tasks.pool_runs import ONLINE, PoolRun, PoolRuns
 from tasks.progress import LaneRows, current_progress
 from virnuc_core.env_config import env
-from virnuc_core.errors import LaneError, UsageError, VirnucError
+from virnuc_core.errors import CancelledRunError, LaneError, UsageError, VirnucError
 from virnuc_core.files import make_folder, write_text
-from virnuc_core.inference.events import GpuSample, LaneFailed, LaneReport, LaneStarted, ShardDone
-from virnuc_core.inference.lane_journal import JournalTail, error_of
+from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_process import lane_timeout
-from virnuc_core.inference.lanes import warn_of_mixed_hardware
+from virnuc_core.inference.lanes import ignore, warn_of_mixed_hardware
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
-from virnuc_core.inference.shard import missing_shards, pending_shards, remove_shard_temporaries
+from virnuc_core.inference.shard import missing_shards, remove_shard_temporaries
 from virnuc_core.retries import retrying
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import LaneSettings, RunConfig
 
 # Work pool of each kind of device; its deployments are named like the end of its name.
 WORK_POOLS: Final = {"cuda": GPU_POOL, "cpu": CPU_POOL}
-# Before a resubmission; a host or a file system may need that long to recover.
-RETRY_DELAYS_SECONDS: Final = (5.0, 30.0, 120.0)
-# Lanes that wait at the server, or as many as are at work: their parameters are sent with every poll of a worker.
-MIN_WAITING: Final = 16
-
-_MAX_FAILURES: Final = 3
-_MAX_IN_VAIN: Final = 10
-# A lane ends a device process that hangs by itself, and tries again.
-_PARENT_PATIENCE: Final = 1.5
+# Lanes that no worker has begun: workers read their parameters with every poll.
+MAX_WAITING: Final = 16
+# Before a lane or a plan that failed is submitted again; a host or a file system may need that long to recover.
+RETRY_DELAYS_SECONDS: Final = [5.0, 30.0, 120.0, 300.0, 300.0]
+_SECONDS_BETWEEN_POLLS: Final = 2.0
+_SECONDS_BETWEEN_NOTICES: Final = 60.0
+_MAX_READ: Final = 200  # the server's limit
 _REASONS_SHOWN: Final = 5
+_ONLINE: Final = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lane:
-    """Its number in the run, its shards, how often it was submitted before, and failures that count against it."""
+    """Some of a run's shards; `run_id` is the flow run of an attempt before that computes them."""
 
     number: int
+    title: str
     shards: tuple[int, ...]
-    attempt: int = 0
-    failures: int = 0
-
-    def again(self, shards: tuple[int, ...], failures: int) -> "Lane":
-        """What is left of it, to be submitted once more."""
-        return replace(self, shards=shards, failures=failures, attempt=self.attempt + 1)
-
-    @property
-    def delay(self) -> float:
-        """Seconds until it may start again."""
-        return RETRY_DELAYS_SECONDS[min(self.attempt, len(RETRY_DELAYS_SECONDS)) - 1] if self.attempt else 0.0
-
-
-class Backlog:
-    """The shards that no lane has, and what is known about failures: which work to try again, and which to give up.
-
-    A lane is set aside after three failures without a finished shard, and tried again when all others are done. A failure
-    does not count against a lane that did not start, or whose device fails everything while others work.
-    """
-
-    def __init__(
-        self, costs: Sequence[float], pending: Iterable[int], lane_seconds: float, first: int
-    ) -> None:
-        self._costs = costs
-        self._pending = deque(pending)
-        self._left = sum(costs[shard] for shard in self._pending)
-        self._lane_seconds = lane_seconds
-        self._next_number = first
-        self._set_aside: list[Lane] = []
-        self._is_second_round_due = False
-        self._working: set[str] = set()  # devices that finished a shard and have not failed since
-        self._failing: set[str] = set()  # devices that failed and have not finished a shard since
-        self._reasons: dict[int, tuple[type[VirnucError], str]] = {}
-        self._unstarted = self._fruitless = 0
-
-    def take(self, num_slots: int) -> Lane | None:
-        """The next lane: an equal part of what is left, but neither longer than asked for nor shorter than a tenth."""
-        if not self._pending:
-            return None
-        wanted = max(self._lane_seconds / 10, min(self._lane_seconds, self._left / num_slots))
-        shards = [self._pending.popleft()]
-        seconds = self._costs[shards[0]]
-        while self._pending and seconds + self._costs[self._pending[0]] <= wanted:
-            shards.append(self._pending.popleft())
-            seconds += self._costs[shards[-1]]
-        self._left -= seconds
-        self._next_number += 1
-        return Lane(number=self._next_number - 1, shards=tuple(shards))
-
-    def on_start(self) -> None:
-        """A lane's process has started."""
-        self._unstarted = 0
-
-    def on_shard(self, device: str) -> None:
-        """A shard was finished on a device of a host."""
-        self._unstarted = self._fruitless = 0
-        self._working.add(device)
-        self._failing.discard(device)
-        self._is_second_round_due = bool(self._set_aside)
-
-    def retry(
-        self, lane: Lane, missing: tuple[int, ...], device: str | None, reason: tuple[type[VirnucError], str]
-    ) -> Lane | None:
-        """The lane to submit for the missing shards of one that ended, or None if it is set aside.
-
-        `device` is None for a lane that ended before it started.
-        """
-        if len(missing) < len(lane.shards):
-            return lane.again(missing, failures=0)
-        self._reasons[lane.number] = reason
-        if device is None:
-            self._unstarted += 1
-            return lane.again(missing, lane.failures)
-        self._fruitless += 1
-        self._working.discard(device)
-        counts = device not in self._failing or not self._working
-        self._failing.add(device)
-        lane = lane.again(missing, lane.failures + counts)
-        if lane.failures < _MAX_FAILURES:
-            return lane
-        self._set_aside.append(lane)
-        return None
-
-    def take_second_round(self) -> list[Lane]:
-        """The lanes that were set aside, if a shard was finished since."""
-        if not self._is_second_round_due:
-            return []
-        lanes, self._set_aside, self._is_second_round_due = self._set_aside, [], False
-        return [replace(lane, failures=0) for lane in lanes]
-
-    def is_hopeless(self, devices: Iterable[str], num_lanes: int) -> bool:
-        """Whether to give up: `num_lanes` wait or are at work, of these some on `devices`, and one after another fails."""
-        limit = max(_MAX_IN_VAIN, _MAX_FAILURES * num_lanes)
-        return max(self._unstarted, self._fruitless) >= limit and self._failing.issuperset(devices)
-
-    def error(self, num_missing: int) -> VirnucError:
-        """Why shards are missing; of the class of the failures if they have one in common."""
-        kinds = {kind for kind, _ in self._reasons.values()}
-        numbers: dict[str, list[str]] = {}
-        for number, (_, text) in sorted(self._reasons.items()):
-            numbers.setdefault(text, []).append(str(number))
-        shown = [f"lane {', '.join(lanes)}: {text}" for text, lanes in numbers.items()]
-        more = f"; and {len(shown) - _REASONS_SHOWN} more reasons" if len(shown) > _REASONS_SHOWN else ""
-        kind = kinds.pop() if len(kinds) == 1 else LaneError
-        return kind(
-            f"{num_missing} of {len(self._costs)} shards could not be computed: {'; '.join(shown[:_REASONS_SHOWN])}{more} "
-            "Finished shards are kept: run the same command again to go on."
-        )
+    run_id: UUID | None = None
 
 
 class PoolLanes:
@@ -193,16 +91,16 @@ class PoolLanes:
         url = require_lasting_server()
         with get_client(sync_client=True) as client:
             try:
-                self.device = pool_device(client, devices[0])
-                self._pool = WORK_POOLS[self.device]
-                suffix = self._pool.removeprefix("virnuc-")
-                self._planning, self._computing = f"plan-run/{suffix}", f"embed-lane/{suffix}"
+                self._device = pool_device(client, devices[0])
+                self._pool = WORK_POOLS[self._device]
+                kind = self._pool.removeprefix("virnuc-")
+                self._planning, self._computing = f"plan-run/{kind}", f"embed-lane/{kind}"
                 for name in (self._planning, self._computing):
                     client.read_deployment_by_name(name)
             except ObjectNotFound as error:
                 raise UsageError(
-                    f"the Prefect server at {url} lacks work pools or deployments of virnuc: run `virnuc server deploy` against "
-                    "it."
+                    f"the Prefect server at {url} lacks work pools or deployments of virnuc: run `virnuc server deploy` "
+                    "against it."
                 ) from error
             except httpx.HTTPError as error:
                 raise VirnucError(
@@ -210,47 +108,18 @@ class PoolLanes:
                 ) from error
         self._queue = where.priority
         self._lane_seconds = 60 * where.lane_minutes
-        self.devices_of_host = 1
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Has a worker make the plan, since memory and speed depend on its hardware."""
-        parameters = {
-            "folder": os.path.abspath(folder.root),
-            "config": for_worker(config).model_dump(mode="json"),
-            "kind": kind,
-            "device": self.device,
-            "token": _token(folder),
-        }
-        attempt, failures, delay, tag = 0, 0, 0.0, _run_tag(folder)
-        with PoolRuns(self._pool, self._planning, "plans") as runs:
-            runs.stop(runs.find_unfinished(tag))
-            while True:
-                run = PoolRun(
-                    key=f"{_attempt_id()}-plan-{attempt}",
-                    name=f"plan {folder.root.name}",
-                    parameters=parameters,
-                    tags=(tag,),
-                    timeout=_PARENT_PATIENCE * lane_timeout([]),
-                    delay=delay,
-                )
-                [run_id] = runs.submit([run])
-                while not (ended := runs.poll()):
-                    runs.end_overdue()
-                tail = JournalTail(folder.lane_journal(plan_journal_name(run_id)))
-                events = tail.read_new()
-                for event in events:
-                    if isinstance(event, LaneStarted):
-                        self.devices_of_host = event.devices_of_host
-                if ended[run_id].is_completed():
-                    break
-                failure = events[-1] if events and isinstance(events[-1], LaneFailed) else None
-                kind_of_error, reason = _reason(failure, ended[run_id])
-                attempt, failures = attempt + 1, failures + bool(events)
-                is_final = failure is not None and not failure.retryable
-                if is_final or failures > _MAX_FAILURES or attempt >= _MAX_IN_VAIN:
-                    raise kind_of_error(reason)
-                delay = RETRY_DELAYS_SECONDS[min(attempt, len(RETRY_DELAYS_SECONDS)) - 1]
-                _log.warning("the planning failed and is tried again in %.0f s: %s", delay, reason)
+        parameters = self._parameters(folder)
+        parameters |= {"config": for_worker(config).model_dump(mode="json"), "kind": kind}
+        runs = PoolRuns(self._pool, self._planning, "plans", LaneWatch(folder, ignore))
+
+        async def make() -> None:
+            title = f"plan {folder.root.name}"
+            await _as_task(title, lambda: runs.complete(title, "plan", parameters), retries_in_vain=0)
+
+        self._run(folder, runs, make)
         return read_plan(folder.plan)
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
@@ -261,139 +130,259 @@ class PoolLanes:
         """
         plan = read_plan(folder.plan)
         watch = LaneWatch(folder, LaneRows(current_progress()))
-        with PoolRuns(self._pool, self._computing, self._queue) as runs:
-            work = _PoolWork(runs, watch, folder, plan, self.device)
-            num_slots = self.devices_of_host * runs.count_workers()
-            pending, first = work.reattach()
-            backlog = Backlog([shard.cost for shard in plan.shards], pending, self._lane_seconds, first)
-            while work.submit_waiting(backlog, num_slots):
-                work.attend(backlog)
-            if missing := retrying("the list of shards", partial(missing_shards, folder, pending)):
-                raise backlog.error(len(missing))
-        warn_of_mixed_hardware(watch.reports)
-        return watch.reports
+        runs = PoolRuns(self._pool, self._computing, self._queue, watch)
+        parameters = self._parameters(folder)
+        failures: dict[int, VirnucError] = {}
 
+        async def embed_lane(lane: Lane, begun: asyncio.Event) -> None:
+            own = {**parameters, "shards": lane.shards, "lane": lane.number}
+            costs = (plan.shards[shard].cost for shard in lane.shards)
+            patience = 1.5 * lane_timeout(costs)  # a lane ends a device process that hangs, and tries again
+            try:
+                # Another host may have what this one lacks.
+                await _as_task(
+                    lane.title, lambda: runs.compute(folder, lane, own, patience, begun), retries_in_vain=2
+                )
+            except VirnucError as error:
+                if not error.retryable:
+                    raise
+                failures[lane.number] = error
+            finally:
+                begun.set()
 
-class _PoolWork:
-    """The lanes of a run that are at the server."""
+        lanes = self._lanes(folder, plan)
 
-    def __init__(
-        self, runs: PoolRuns, watch: LaneWatch, folder: RunFolder, plan: RunPlan, device: str
-    ) -> None:
-        self._runs, self._watch, self._folder, self._plan = runs, watch, folder, plan
-        self._lanes: dict[UUID, Lane] = {}
-        self._tags = (_run_tag(folder), f"virnuc-plan:{plan.fingerprint[:12]}")
-        self._parameters = {
-            "folder": os.path.abspath(folder.root),
-            "device": device,
-            "token": _token(folder),
-        }
+        async def compute_all() -> None:
+            window = asyncio.Semaphore(MAX_WAITING)
+            async with asyncio.TaskGroup() as group:
+                for lane in lanes:
+                    await window.acquire()
+                    begun = asyncio.Event()
+                    group.create_task(embed_lane(lane, begun))
+                    group.create_task(_release(window, begun))
 
-    def reattach(self) -> tuple[tuple[int, ...], int]:
-        """Takes over the lanes of an earlier attempt, and stops those of another plan in this folder.
+        self._run(folder, runs, compute_all)
+        if failures:
+            num_missing = len(_missing(folder, range(len(plan.shards))))
+            raise _error_of(failures, f"{num_missing} of {len(plan.shards)} shards could not be computed")
+        reports = sorted(watch.reports(), key=lambda report: (report.lane, report.started))
+        warn_of_mixed_hardware(reports)
+        return reports
 
-        Returns the shards that no lane has, and the first number for a new lane.
-        """
-        others = []
-        for run in self._runs.find_unfinished(self._tags[0]):
-            parameters = run.parameters
-            is_ours = self._tags[1] in run.tags and parameters["token"] == self._parameters["token"]
-            if is_ours and run.state is not None and not run.state.is_cancelling():
-                self._add(run.id, Lane(number=parameters["lane"], shards=tuple(parameters["shards"])))
-                self._runs.follow(run, self._timeout(parameters["shards"]))
-            else:
-                others.append(run)
-        if self._lanes or others:
-            _log.warning(
-                "%d lanes of an earlier run still wait or work and are taken over; %d others are stopped",
-                len(self._lanes),
-                len(others),
+    def _parameters(self, folder: RunFolder) -> dict[str, Any]:
+        return {"folder": os.path.abspath(folder.root), "device": self._device, "token": _token(folder)}
+
+    def _lanes(self, folder: RunFolder, plan: RunPlan) -> list[Lane]:
+        """Lanes of earlier attempts that still wait or work, and new ones for the shards that none of them has."""
+        earlier = list(_earlier_lanes(folder, self._computing))
+        taken = {shard for lane in earlier for shard in lane.shards}
+        pending = [shard for shard in _missing(folder, range(len(plan.shards))) if shard not in taken]
+        remove_shard_temporaries(folder, pending)
+        with get_client(sync_client=True) as client:
+            num_workers = len(client.read_workers_for_work_pool(self._pool, worker_filter=_ONLINE))
+        costs = [plan.shards[shard].cost for shard in pending]
+        parts = list(divide(costs, self._lane_seconds, max(1, num_workers)))
+        first = max((lane.number for lane in earlier), default=-1) + 1
+        sample = plan.inputs[0].name if plan.inputs else folder.root.name
+        new = [
+            Lane(
+                number=first + place,
+                title=f"{sample} lane {first + place + 1} of {first + len(parts)}, {len(part)} shards",
+                shards=tuple(pending[part.start : part.stop]),
             )
-        self._runs.stop(others)
-        taken = {shard for lane in self._lanes.values() for shard in lane.shards}
-        first = max((lane.number for lane in self._lanes.values()), default=-1) + 1
-        every = retrying("the search for finished shards", partial(pending_shards, self._folder, self._plan))
-        pending = tuple(shard for shard in every if shard not in taken)
-        remove_shard_temporaries(self._folder, pending)
-        return pending, first
+            for place, part in enumerate(parts)
+        ]
+        return [*earlier, *new]
 
-    def submit_waiting(self, backlog: Backlog, num_slots: int) -> bool:
-        """Submits as many lanes as may wait; returns whether any wait or are at work then."""
-        room = max(MIN_WAITING, self._runs.num_at_work) - self._runs.num_waiting
-        num_slots = max(1, num_slots, self._runs.num_at_work)
-        lanes: list[Lane] = []
-        while len(lanes) < room and (lane := backlog.take(num_slots)):
-            lanes.append(lane)
-        if not lanes and not self._lanes:
-            lanes = backlog.take_second_round()
-        self._submit(lanes)
-        return bool(self._lanes)
+    def _run(self, folder: RunFolder, runs: "PoolRuns", work: Callable[[], Any]) -> None:
+        """Runs `work` while the states of its flow runs are read; when it fails, they are cancelled."""
+        make_folder(folder.lanes)
+        write_text(folder.flow_run, str(flow_run.id))
+        try:
+            asyncio.run(_together(work, runs.watch))
+        except BaseException:
+            with suppress(httpx.HTTPError):
+                cancel_children()
+            raise
 
-    def attend(self, backlog: Backlog) -> None:
-        """Waits for one interval, and sees to the lanes that ended or hang.
+
+class PoolRuns:
+    """Flow runs of a deployment, children of the current one, whose states are read together."""
+
+    def __init__(self, pool: str, deployment: str, queue: str, journals: LaneWatch) -> None:
+        self._pool = pool
+        self._deployment = deployment
+        self._queue = queue
+        self._journals = journals
+        self._attempt = f"{flow_run.id}-{flow_run.run_count}"
+        self._states: dict[UUID, State[Any] | None] = {}
+        self._changed = asyncio.Condition()
+        self._num_submitted: Counter[str] = Counter()
+
+    async def complete(self, title: str, kind: str, parameters: Mapping[str, Any]) -> None:
+        """Submits a run until one ends that was not held.
 
         Raises:
-            VirnucError: one lane after another fails, and none is at work on a device that works.
+            VirnucError: it failed.
         """
-        ended = self._runs.poll()
-        runs = {lane_journal_name(lane.number, run_id): run_id for run_id, lane in self._lanes.items()}
-        for name, events in self._watch.poll().items():
-            start = self._watch.start(name)
-            for event in events:
-                if not isinstance(event, GpuSample):
-                    self._runs.touch(runs[name])
-                if isinstance(event, LaneStarted):
-                    backlog.on_start()
-                elif isinstance(event, ShardDone) and start:
-                    backlog.on_shard(start.place)
-        self._runs.end_overdue()
-        retries = [
-            lane for run_id, state in ended.items() if (lane := self._take_back(run_id, state, backlog))
-        ]
-        starts = [self._watch.start(name) for name, run_id in runs.items() if run_id in self._lanes]
-        if backlog.is_hopeless({start.place for start in starts if start}, len(self._lanes) + len(retries)):
-            every = range(len(self._plan.shards))
-            raise backlog.error(len(self._missing(every)))
-        self._submit(retries)
+        while not await self._end(await self._submit(title, kind, parameters), kind, math.inf):
+            pass
 
-    def _take_back(self, run_id: UUID, state: State[Any], backlog: Backlog) -> Lane | None:
-        """What is to be tried again of a lane that has ended."""
-        lane = self._lanes.pop(run_id)
-        name = lane_journal_name(lane.number, run_id)
-        self._watch.leave(name)
-        missing = self._missing(lane.shards)
-        if not missing:
-            return None
-        start, (kind, reason) = self._watch.start(name), _reason(self._watch.failure(name), state)
-        retry = backlog.retry(lane, missing, start.place if start else None, (kind, reason))
-        what = f"is tried again in {retry.delay:.0f} s" if retry else "is set aside until the others are done"
-        _log.warning("lane %d failed and %s: %s", lane.number, what, reason)
-        return retry
+    async def compute(
+        self,
+        folder: RunFolder,
+        lane: Lane,
+        parameters: Mapping[str, Any],
+        patience: float,
+        begun: asyncio.Event,
+    ) -> None:
+        """Submits a lane with the shards that it lacks, for as long as each run gets on or is held; sets `begun` once.
 
-    def _missing(self, shards: Iterable[int]) -> tuple[int, ...]:
-        return retrying("the list of shards", partial(missing_shards, self._folder, shards))
+        Raises:
+            VirnucError: a run failed or ended without a new shard.
+        """
+        kind, run_id = lane_kind(lane.number), lane.run_id
+        if run_id:
+            self._follow(run_id, kind)
+        missing = await asyncio.to_thread(_missing, folder, lane.shards)
+        while missing:
+            run_id = run_id or await self._submit(lane.title, kind, {**parameters, "shards": missing})
+            await self._start(run_id)
+            begun.set()
+            try:
+                has_ended = await self._end(run_id, kind, patience)
+            except VirnucError as error:
+                left = await asyncio.to_thread(_missing, folder, lane.shards)
+                if len(left) == len(missing):
+                    raise
+                _log.warning("%s goes on with %d shards elsewhere: %s", lane.title, len(left), error)
+            else:
+                left = await asyncio.to_thread(_missing, folder, lane.shards)
+                if has_ended and len(left) == len(missing):
+                    raise LaneError(
+                        f"{lane.title}: its run ended, and its shards are not in {folder.shards}."
+                    )
+            missing, run_id = left, None
 
-    def _submit(self, lanes: Sequence[Lane]) -> None:
-        runs = [
-            PoolRun(
-                key=f"{_attempt_id()}-{lane.number}-{lane.attempt}",
-                name=f"lane-{lane.number} {len(lane.shards)} shards",
-                parameters={**self._parameters, "shards": lane.shards, "lane": lane.number},
-                tags=self._tags,
-                timeout=self._timeout(lane.shards),
-                delay=lane.delay,
+    async def _submit(self, title: str, kind: str, parameters: Mapping[str, Any]) -> UUID:
+        self._num_submitted[kind] += 1
+        run = await arun_deployment(
+            self._deployment,
+            parameters=dict(parameters),
+            flow_run_name=title,
+            idempotency_key=f"{self._attempt}-{kind}-{self._num_submitted[kind]}",
+            work_queue_name=self._queue,
+            timeout=0,
+        )
+        self._follow(run.id, kind)
+        return run.id
+
+    def _follow(self, run_id: UUID, kind: str) -> None:
+        self._states[run_id] = None
+        self._journals.follow(journal_name(kind, run_id))
+
+    async def _start(self, run_id: UUID) -> None:
+        """Waits until a worker has begun a run."""
+        await self._until(lambda: (state := self._states[run_id]) and not state.is_scheduled())
+
+    async def _end(self, run_id: UUID, kind: str, patience: float) -> bool:
+        """Waits for the end of a run; returns False for one that is held, whose work others do.
+
+        Raises:
+            VirnucError: it ended without success, or has not got on for `patience` seconds.
+        """
+        name = journal_name(kind, run_id)
+        progress = (-1, 0.0)
+
+        def is_over() -> bool:
+            nonlocal progress
+            state = self._states[run_id]
+            if state is None:
+                return False
+            if not state.is_running() or self._journals.num_events(name) != progress[0]:
+                progress = (self._journals.num_events(name), time.monotonic())
+            return state.is_final() or state.name == HELD or time.monotonic() - progress[1] > patience
+
+        await self._until(is_over)
+        state = self._states.pop(run_id)
+        await asyncio.to_thread(self._journals.leave, name)
+        assert state is not None
+        if state.name == HELD:
+            _log.warning("a worker takes no work: %s", state.message)
+            return False
+        if not state.is_final():
+            await _cancel([run_id])
+            raise LaneError(f"its run hangs: no progress for {patience:.0f} s.")
+        if not state.is_completed():
+            ended = f"its run ended in state {state.name} ({state.message}): its log on the Prefect server says more."
+            raise self._journals.error(name, ended)
+        return True
+
+    async def _until(self, is_so: Callable[[], object]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(is_so)
+
+    async def watch(self) -> None:
+        """Reads the states and journals of all runs that have not ended, until cancelled.
+
+        Raises:
+            CancelledRunError: this flow run is being cancelled.
+            VirnucError: the server has not answered for long.
+        """
+        own, notice = UUID(flow_run.id), time.monotonic() + _SECONDS_BETWEEN_NOTICES
+        async with get_client() as client:
+            while True:
+                await asyncio.sleep(_SECONDS_BETWEEN_POLLS)
+                try:
+                    found = await _read_states(client, [own, *self._states])
+                except httpx.HTTPError as error:
+                    raise VirnucError(
+                        f"Prefect's server has not answered for long ({error!r}). Finished shards are kept: retry this run "
+                        "when the server is back."
+                    ) from error
+                if not (state := found.pop(own)).is_running():
+                    raise CancelledRunError(
+                        f"this run was ended at the server ({state}). Finished shards are kept."
+                    )
+                await asyncio.to_thread(self._journals.poll)
+                async with self._changed:
+                    self._states |= {key: state for key, state in found.items() if key in self._states}
+                    self._changed.notify_all()
+                if time.monotonic() > notice and found:
+                    notice = time.monotonic() + _SECONDS_BETWEEN_NOTICES
+                    await self._notice(client, list(found.values()))
+
+    async def _notice(self, client: PrefectClient, states: Sequence[State[Any]]) -> None:
+        """Logs what the runs do, and warns when no worker is online."""
+        counts = Counter(state.name or state.type.value for state in states)
+        _log.info(
+            "work pool %s: %s", self._pool, ", ".join(f"{n} {name.lower()}" for name, n in counts.items())
+        )
+        if all(state.is_scheduled() for state in states) and not await client.read_workers_for_work_pool(
+            self._pool, worker_filter=_ONLINE
+        ):
+            _log.warning(
+                "%d runs wait, and no worker is online in the work pool %s: start `virnuc server worker` on a machine that "
+                "sees the run's folder",
+                len(states),
+                self._pool,
             )
-            for lane in lanes
-        ]
-        for run_id, lane in zip(self._runs.submit(runs), lanes, strict=True):
-            self._add(run_id, lane)
 
-    def _add(self, run_id: UUID, lane: Lane) -> None:
-        self._lanes[run_id] = lane
-        self._watch.follow(lane_journal_name(lane.number, run_id))
 
-    def _timeout(self, shards: Iterable[int]) -> float:
-        return _PARENT_PATIENCE * lane_timeout(self._plan.shards[shard].cost for shard in shards)
+def divide(costs: Sequence[float], lane_seconds: float, num_slots: int) -> Iterator[range]:
+    """Divides shards of these costs into lanes, shorter ones at the end so that all devices end together.
+
+    A lane is an equal part of what is left, but neither longer than `lane_seconds` nor shorter than a tenth of it.
+    """
+    left, begin = sum(costs), 0
+    while begin < len(costs):
+        wanted = max(lane_seconds / 10, min(lane_seconds, left / num_slots))
+        end, seconds = begin + 1, costs[begin]
+        while end < len(costs) and seconds + costs[end] <= wanted:
+            seconds += costs[end]
+            end += 1
+        yield range(begin, end)
+        left, begin = left - seconds, end
 
 
 def require_lasting_server() -> str:
@@ -412,10 +401,116 @@ def pool_device(client: SyncPrefectClient, device: str) -> str:
     if device == "cpu":
         return "cpu"
     had_workers = client.read_workers_for_work_pool(WORK_POOLS["cuda"], limit=1)
-    if had_workers or not client.read_workers_for_work_pool(WORK_POOLS["cpu"], worker_filter=ONLINE):
+    if had_workers or not client.read_workers_for_work_pool(WORK_POOLS["cpu"], worker_filter=_ONLINE):
         return "cuda"
     _log.info("%s never had a worker: the lanes compute on CPUs, in %s", *WORK_POOLS.values())
     return "cpu"
+
+
+def cancel_children() -> None:
+    """Cancels the flow runs that this one has submitted and that have not ended; they keep what is finished."""
+    with get_client(sync_client=True) as client:
+        for run in _unfinished_children(client, [UUID(flow_run.id)]):
+            client.set_flow_run_state(run.id, Cancelling(message="The run that asked for it has ended."))
+
+
+async def _release(window: asyncio.Semaphore, begun: asyncio.Event) -> None:
+    await begun.wait()
+    window.release()
+
+
+async def _together(work: Callable[[], Any], watch: Callable[[], Any]) -> None:
+    """Runs both until `work` ends, or one of them fails."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch())
+            await work()
+            watching.cancel()
+    except ExceptionGroup as failures:
+        first: Exception = failures
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
+async def _as_task(name: str, work: Callable[[], Any], *, retries_in_vain: int) -> None:
+    """Runs `work` as a task, which is retried when it fails; `retries_in_vain` times after errors that are likely to recur."""
+
+    async def is_retried(task: Any, run: Any, state: State[Any]) -> bool:
+        error = await state.aresult(raise_on_failure=False)
+        limit = len(RETRY_DELAYS_SECONDS) if getattr(error, "retryable", False) else retries_in_vain
+        if not isinstance(error, VirnucError) or run.run_count > limit:
+            return False
+        delay = RETRY_DELAYS_SECONDS[run.run_count - 1]
+        _log.warning("%s failed and is tried again in %.0f s: %s", name, delay, error)
+        return True
+
+    @task(
+        name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=len(RETRY_DELAYS_SECONDS),
+        retry_delay_seconds=RETRY_DELAYS_SECONDS,
+        retry_condition_fn=is_retried,
+    )
+    async def step() -> None:
+        await work()
+
+    await step()
+
+
+async def _read_states(client: PrefectClient, run_ids: Sequence[UUID]) -> dict[UUID, State[Any]]:
+    """The state of every run; a deleted one counts as cancelled."""
+    states: dict[UUID, State[Any]] = {
+        run_id: Cancelled(message="somebody deleted the run") for run_id in run_ids
+    }
+    for begin in range(0, len(run_ids), _MAX_READ):
+        wanted = FlowRunFilter.model_validate({"id": {"any_": run_ids[begin : begin + _MAX_READ]}})
+        for run in await client.read_flow_runs(flow_run_filter=wanted, limit=_MAX_READ):
+            if run.state is not None:
+                states[run.id] = run.state
+    return states
+
+
+async def _cancel(run_ids: Iterable[UUID]) -> None:
+    async with get_client() as client:
+        for run_id in run_ids:
+            await client.set_flow_run_state(run_id, Cancelling())
+
+
+def _earlier_lanes(folder: RunFolder, deployment: str) -> Iterator[Lane]:
+    """Lanes that wait or work for an earlier attempt at the run in a folder; those that were started over are cancelled."""
+    attempts = {UUID(flow_run.id)}
+    if folder.flow_run.exists():
+        attempts.add(UUID(folder.flow_run.read_text()))
+    with get_client(sync_client=True) as client:
+        deployment_id = client.read_deployment_by_name(deployment).id
+        for run in _unfinished_children(client, attempts):
+            if run.deployment_id != deployment_id or run.state is None or run.state.name == HELD:
+                continue
+            if run.parameters["token"] != folder.token.read_text():
+                client.set_flow_run_state(run.id, Cancelling(message="The run was started over."))
+            elif not run.state.is_cancelling():
+                _log.info("%s of an earlier attempt goes on", run.name)
+                shards = tuple(run.parameters["shards"])
+                yield Lane(number=run.parameters["lane"], title=run.name, shards=shards, run_id=run.id)
+
+
+def _unfinished_children(client: SyncPrefectClient, parents: Iterable[UUID]) -> list[FlowRun]:
+    wanted = FlowRunFilter.model_validate(
+        {
+            "parent_flow_run_id": {"any_": list(parents)},
+            "state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING"]}},
+        }
+    )
+    found: list[FlowRun] = []
+    while page := client.read_flow_runs(flow_run_filter=wanted, limit=_MAX_READ, offset=len(found)):
+        found += page
+    return found
+
+
+def _missing(folder: RunFolder, shards: Iterable[int]) -> tuple[int, ...]:
+    return retrying("the list of shards", lambda: missing_shards(folder, shards))
 
 
 def _token(folder: RunFolder) -> str:
@@ -426,16 +521,6 @@ def _token(folder: RunFolder) -> str:
     return folder.token.read_text()
 
 
-def _reason(failure: LaneFailed | None, state: State[Any]) -> tuple[type[VirnucError], str]:
-    """Class and text of what ended a run: from its journal, or else what the server knows."""
-    if failure:
-        return error_of(failure)
-    return (
-        LaneError,
-        f"its run ended in state {state.name} ({state.message}); its log on the Prefect server says more.",
-    )
-
-
 def for_worker(config: RunConfig) -> RunConfig:
     """The config for a process with another working folder and environment."""
     names = ("esm_model", "dnabert_model", "head")
@@ -443,11 +528,15 @@ def for_worker(config: RunConfig) -> RunConfig:
     return config.model_copy(update={**paths, "switches": env().switches})
 
 
-def _run_tag(folder: RunFolder) -> str:
-    """Identifies the folder that a run in the pool works for."""
-    return f"virnuc-run:{hashlib.sha256(os.path.abspath(folder.root).encode()).hexdigest()[:12]}"
-
-
-def _attempt_id() -> str:
-    """Identifies the current attempt of the current flow run."""
-    return f"{flow_run.id}-{flow_run.run_count}"
+def _error_of(failures: Mapping[int, VirnucError], what: str) -> VirnucError:
+    """An error with the reasons of all lanes, of their class if that is one."""
+    numbers: dict[str, list[str]] = {}
+    for number, error in sorted(failures.items()):
+        numbers.setdefault(str(error), []).append(str(number + 1))
+    shown = [f"lane {', '.join(lanes)}: {text}" for text, lanes in numbers.items()]
+    more = f"; and {len(shown) - _REASONS_SHOWN} more reasons" if len(shown) > _REASONS_SHOWN else ""
+    kinds = {type(error) for error in failures.values()}
+    kind = kinds.pop() if len(kinds) == 1 else LaneError
+    return kind(
+        f"{what}: {'; '.join(shown[:_REASONS_SHOWN])}{more} Finished shards are kept: run the same command again to go on."
+    )

@@ -4,7 +4,7 @@ from prefect import flow
 
 from flows import runs
 from flows.recording import ON_END, run_name
-from tasks.artifacts import attach_api_log_handler
+from tasks.artifacts import begin_flow
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import (
     PREDICT_DEFAULTS,
@@ -47,6 +47,6 @@ def predict(
         priority: queue in which the lanes wait in the pool.
         project: what the GPU hours count for.
     """
-    attach_api_log_handler()
+    begin_flow()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     return runs.predict(inputs, out, settings, force, where)

@@ -11,6 +11,7 @@ from typing import Final, cast
 from uuid import UUID
 
 from virnuc_core.plain_text import hide_secrets_in_logs
+from virnuc_core.with_parent import end_with_parent
 
 # Of every run that somebody asked for; automations.yaml goes by it.
 RUN_TAG: Final = "virnuc"
@@ -26,6 +27,22 @@ def in_flow() -> bool:
     """Whether this is within a run of a flow; does not import Prefect."""
     context = sys.modules.get("prefect.context")
     return context is not None and context.FlowRunContext.get() is not None
+
+
+def is_deployed() -> bool:
+    """Whether this is a run of a deployment."""
+    if not in_flow():
+        return False
+    from prefect.runtime import deployment
+
+    return deployment.id is not None
+
+
+def begin_flow() -> None:
+    """What every flow does first: its log goes to its page, and a deployed one ends with the worker that started it."""
+    attach_api_log_handler()
+    if is_deployed():
+        end_with_parent()
 
 
 def attach_api_log_handler() -> None:

@@ -1,70 +1,57 @@
-"""The lanes of a pool from the run's side: their journals."""
+"""The lanes of a pool from the run's side: their journals in the run's folder."""
 
-from typing import Final
+from collections.abc import Iterator
 
-from virnuc_core.inference.events import (
-    LaneEvent,
-    LaneFailed,
-    LaneFinished,
-    LaneReport,
-    LaneStarted,
-    lane_report,
-)
-from virnuc_core.inference.lane_journal import JournalTail
+from virnuc_core.errors import LaneError, VirnucError
+from virnuc_core.inference.events import LaneEvent, LaneFailed, LaneReport, LaneStarted, lane_report
+from virnuc_core.inference.lane_journal import JournalTail, error_of
 from virnuc_core.inference.lane_process import Observer
 from virnuc_core.run_folder import RunFolder
 
 
 class LaneWatch:
-    """Tails the journals of a run's lanes, on whatever host they run."""
+    """Tails the journals of a run's lanes, on whatever host they run, and passes their events on to an observer."""
 
     def __init__(self, folder: RunFolder, observe: Observer) -> None:
-        self._folder: Final = folder
+        self._folder = folder
         self._observe = observe
         self._tails: dict[str, JournalTail] = {}
         self._events: dict[str, list[LaneEvent]] = {}
 
     def follow(self, name: str) -> None:
         """Reads a journal from its start; it need not exist yet."""
-        if name not in self._events:
-            self._tails[name], self._events[name] = JournalTail(self._folder.lane_journal(name)), []
+        self._tails[name], self._events[name] = JournalTail(self._folder.lane_journal(name)), []
 
     def leave(self, name: str) -> None:
-        """Reads a journal no more: its lane has ended."""
-        self._tails.pop(name, None)
+        """Reads what is left of a journal, and then no more: its lane has ended."""
+        self._read(name)
+        del self._tails[name]
 
-    def poll(self) -> dict[str, list[LaneEvent]]:
-        """Passes new events to the observer, in the order of the journals' names, and returns them."""
-        new: dict[str, list[LaneEvent]] = {}
+    def poll(self) -> None:
+        """Reads all journals on, in the order of their names."""
         for name in sorted(self._tails):
-            events = self._events[name]
-            for event in self._tails[name].read_new():
-                if not events and not isinstance(event, LaneStarted | LaneFailed):
-                    continue  # a lane of an earlier run that is being stopped
-                events.append(event)
-                new.setdefault(name, []).append(event)
-                self._observe(event)
-            if events and isinstance(events[-1], LaneFinished):
-                self.leave(name)
-        return new
+            self._read(name)
 
-    def start(self, name: str) -> LaneStarted | None:
-        """The last start of a lane's process, if any."""
-        starts = [event for event in self._events[name] if isinstance(event, LaneStarted)]
-        return starts[-1] if starts else None
+    def _read(self, name: str) -> None:
+        for event in self._tails[name].read_new():
+            self._events[name].append(event)
+            self._observe(event)
 
-    def failure(self, name: str) -> LaneFailed | None:
-        """The journal's record of what stopped a lane for good, if any."""
+    def num_events(self, name: str) -> int:
+        """How much a lane has told, for whoever wants to see that it gets on."""
+        return len(self._events[name])
+
+    def error(self, name: str, otherwise: str) -> VirnucError:
+        """What stopped a lane for good: from its journal, or else `otherwise`."""
         events = self._events[name]
-        event = events[-1] if events else None
-        return event if isinstance(event, LaneFailed) else None
+        if not events or not isinstance(failure := events[-1], LaneFailed):
+            return LaneError(otherwise)
+        kind, text = error_of(failure)
+        return kind(text)
 
-    @property
-    def reports(self) -> list[LaneReport]:
-        """The work of every started lane, by number."""
-        reports = [
-            lane_report(events, name)
-            for name, events in self._events.items()
-            if events and isinstance(events[0], LaneStarted)
-        ]
-        return sorted(reports, key=lambda report: (report.lane, report.started))
+    def reports(self) -> Iterator[LaneReport]:
+        """The work of every lane that has started."""
+        for name, events in self._events.items():
+            begun = [place for place, event in enumerate(events) if isinstance(event, LaneStarted)]
+            if begun:
+                yield lane_report(events[begun[0] :], name)

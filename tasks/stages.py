@@ -1,8 +1,8 @@
 """The steps of a run as Prefect tasks."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from virnuc_core.pipeline import Steps
 from virnuc_core.retries import DELAYS_SECONDS, is_repeated, translate_os_errors
@@ -11,20 +11,27 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import State, TaskRun
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FlowSteps(Steps):
-    """Steps that are Prefect tasks, retried in the same way as others."""
+    """Steps that are Prefect tasks, each after the one before; a repeated step is a retried task.
 
-    def call(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls a step as a task without parameters, since Prefect would walk through all that a plan or a table holds."""
-        return as_task(step.__name__, partial(step, *args, **kwargs))()
+    Nothing is cached or persisted: a retry calls the step again, which finds finished work on disk.
+    """
+
+    states: "list[State[Any]]" = field(default_factory=list)
+
+    def call(self, name: str, work: Callable[[], R], *, repeats: bool) -> R:
+        """Calls a step as a task."""
+        state = as_task(name, work, repeats=repeats)(return_state=True, wait_for=self.states[-1:])
+        self.states.append(state)
+        return state.result()
 
 
-def as_task(name: str, call: Callable[[], R]) -> "Task[[], R]":
-    """A task that finds finished work on disk: nothing is cached or persisted, and a retry calls it again."""
+def as_task(name: str, call: Callable[[], R], *, repeats: bool = True) -> "Task[[], R]":
+    """A task without parameters, since Prefect would walk through all that a plan or a table holds."""
     from prefect import task
     from prefect.cache_policies import NO_CACHE
 
@@ -32,7 +39,7 @@ def as_task(name: str, call: Callable[[], R]) -> "Task[[], R]":
         name=name,
         cache_policy=NO_CACHE,
         persist_result=False,
-        retries=len(DELAYS_SECONDS),
+        retries=len(DELAYS_SECONDS) if repeats else 0,
         retry_delay_seconds=list(DELAYS_SECONDS),
         retry_condition_fn=retry_if_transient,
     )

@@ -77,8 +77,9 @@ class EnvConfig(BaseModel):
         alias="PREFECT_HOME",
         description="where Prefect keeps its settings and database; by default `prefect/` in `VIRNUC_HOME`",
     )
-    outcome: Path | None = Field(
-        None, description="file for the outcome of a job in the pool, set by `virnuc server worker`"
+    device_record: Path | None = Field(
+        None,
+        description="file that counts the lanes in a row that failed on this device, set by `virnuc server worker`",
     )
 
     @property

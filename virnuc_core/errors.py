@@ -11,6 +11,7 @@
     │   ├── DeviceMemoryError        exit 5   device or host out of memory (retryable)
     │   └── DeviceLostError          exit 5   device failed or disappeared (retryable)
     ├── LaneError                    exit 5   lane process died (retryable)
+    ├── CancelledRunError            exit 5   somebody cancelled the run at the Prefect server
     ├── HostError                    exit 5   host not fit for the job, another one may be (retryable)
     └── StorageError                 exit 6   file or folder of virnuc's own unreadable or unwritable
         └── StorageLostError         exit 6   disk or network file system failed (retryable)
@@ -99,6 +100,12 @@ class LaneError(VirnucError):
 
     exit_code = 5
     retryable = True
+
+
+class CancelledRunError(VirnucError):
+    """The flow run was cancelled, or ended in another way, at the Prefect server."""
+
+    exit_code = 5
 
 
 class HostError(VirnucError):

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.errors import DamagedFileError
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.runner import load_planned_head
-from virnuc_core.inference.shard import (
-    ShardCounters,
-    iter_shard_results,
-    remove_shard_temporaries,
-    require_all_shards,
-)
+from virnuc_core.inference.shard import ShardCounters, iter_shard_results, pending_shards
 from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
@@ -91,19 +87,22 @@ class Steps:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls a step, which finds finished work on disk and so may be repeated."""
-        return self.timed(step.__name__, lambda: self.call(step, *args, **kwargs))
+        """Calls a step, which finds finished work on disk, until it succeeds or fails for good."""
+        return self._timed(step.__name__, lambda: step(*args, **kwargs), repeats=True)
 
-    def call(self, step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls a step until it succeeds or fails for good."""
-        return retrying(step.__name__, lambda: step(*args, **kwargs))
-
-    def timed(self, name: str, work: Callable[[], R]) -> R:
+    def once(self, name: str, work: Callable[[], R]) -> R:
         """Calls what lanes do: they repeat their own failed work."""
+        return self._timed(name, work, repeats=False)
+
+    def call(self, name: str, work: Callable[[], R], *, repeats: bool) -> R:
+        """Calls a step in this thread."""
+        return retrying(name, work) if repeats else work()
+
+    def _timed(self, name: str, work: Callable[[], R], *, repeats: bool) -> R:
         self.on_step(name)
         begin = time.monotonic()
-        result = work()
-        self.seconds[name] = round(time.monotonic() - begin, 3)
+        result = self.call(name, work, repeats=repeats)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - begin, 3)
         return result
 
 
@@ -147,8 +146,7 @@ def predict(
         plan = _plan(folder, config, "predict", lanes, steps)
         if is_url(out):
             steps(claim, out, plan, force=force)
-        reports = steps.timed("embed", lambda: lanes.compute(folder))
-        steps(validate, folder)
+        reports = _compute(folder, lanes, steps)
         work = steps(aggregate, folder, folder.embeddings)
         counts = steps(classify, folder)
         report = _report(steps, plan, out, reports, work, counts)
@@ -179,8 +177,7 @@ def embed(
         plan = _plan(folder, config, "embed", lanes, steps)
         if is_url(out):
             steps(claim, out, plan, force=force)
-        reports = steps.timed("embed", lambda: lanes.compute(folder))
-        steps(validate, folder)
+        reports = _compute(folder, lanes, steps)
         work = steps(aggregate, folder, path)
         report = _report(steps, plan, out, reports, work)
         steps(publish, folder, report)
@@ -201,7 +198,7 @@ def embed_vectors(
     with _opened(root, (), force=False) as folder:
         steps(store_sequences, sequences, folder.frames, _alphabet_of(config))
         plan = _plan(folder, config, "embed", lanes, steps)
-        steps.timed("embed", lambda: lanes.compute(folder))
+        _compute(folder, lanes, steps)
         results = [result for _, result in iter_shard_results(folder, plan)]
     return np.concatenate([result.dna if result.protein is None else result.protein for result in results])
 
@@ -244,8 +241,7 @@ def train(
         steps(index, folder, labelled.paths, config)
         split = steps(divide, folder, labelled, settings)
         plan = _plan(folder, config, "train", lanes, steps)
-        reports = steps.timed("embed", lambda: lanes.compute(folder))
-        steps(validate, folder)
+        reports = _compute(folder, lanes, steps)
         fitted = steps(fit, folder, labelled, split, settings, head)
         report = _report(steps, plan, out, reports, fitted.work)
         steps(publish, folder, report)
@@ -301,11 +297,9 @@ def divide(folder: RunFolder, labelled: "Labelled", settings: "HeadSettings") ->
     return split_labelled(folder, labelled.table, settings)
 
 
-def validate(folder: RunFolder) -> None:
-    """Verifies that all shards exist, and removes leftovers of killed lanes."""
-    plan = read_plan(folder.plan)
-    require_all_shards(folder, plan)
-    remove_shard_temporaries(folder, range(len(plan.shards)))
+def validate(folder: RunFolder) -> tuple[int, ...]:
+    """Verifies identity, rows and checksums of every shard; returns those to be computed again, which it has set aside."""
+    return pending_shards(folder, read_plan(folder.plan))
 
 
 def aggregate(folder: RunFolder, out: Path) -> ShardCounters:
@@ -365,9 +359,21 @@ def _local(inputs: Sequence[str], steps: Steps) -> Sequence[str]:
 
 
 def _plan(folder: RunFolder, config: RunConfig, kind: Kind, lanes: Lanes, steps: Steps) -> RunPlan:
-    plan = steps.timed("plan", lambda: lanes.plan(folder, config, kind))
+    plan = steps.once("plan", lambda: lanes.plan(folder, config, kind))
     plan.require_own_series()
     return plan
+
+
+def _compute(folder: RunFolder, lanes: Lanes, steps: Steps) -> list[LaneReport]:
+    """Computes the shards, and once more those that are damaged."""
+    reports = steps.once("embed", lambda: lanes.compute(folder))
+    if steps(validate, folder):
+        reports += steps.once("embed", lambda: lanes.compute(folder))
+        if damaged := steps(validate, folder):
+            raise DamagedFileError(
+                f"shard {folder.shard(damaged[0])} is damaged again: see to the disk of {folder.shards}."
+            )
+    return reports
 
 
 def _report(

@@ -43,6 +43,7 @@ class RunFolder:
     token = _Inside(
         "lanes/token"
     )  # made by the run, by which its lanes recognise that they see the same folder
+    flow_run = _Inside("lanes/flow_run")  # id of the flow run whose lanes work or worked in this folder
     embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
     predictions = _Inside("predictions.tsv")  # one row per chunk
     predictions_parquet = _Inside("predictions.parquet")

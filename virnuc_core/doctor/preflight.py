@@ -5,6 +5,7 @@ standard error what is wrong.
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -32,8 +33,8 @@ def host_fault() -> str | None:
 
 
 def version_fault(deployed: str | None) -> str | None:
-    """Why this virnuc cannot do jobs of a deployment of another version; None when it can, or the version is unknown."""
-    if deployed is None or series(deployed) == series(__version__):
+    """Why this virnuc cannot do jobs of a deployment of another release; None when it can, or that is of no release."""
+    if not re.match(r"\d+\.\d", deployed or "") or series(deployed or "") == series(__version__):
         return None
     return f"virnuc {__version__} is installed here and the deployment is of {deployed}: install that, or run `virnuc server deploy`"
 

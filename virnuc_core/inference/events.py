@@ -45,8 +45,7 @@ class LaneEvent:
 class LaneStarted(LaneEvent):
     """A lane is to compute `shards` of `rows` rows in all; none if its process only plans.
 
-    `device` is "cpu" or "cuda:N", where N is the number or UUID of the GPU on the host; `devices_of_host` counts the GPUs
-    there, and is 1 without any.
+    `device` is "cpu" or "cuda:N", where N is the number or UUID of the GPU on the host.
     """
 
     device: str
@@ -54,7 +53,6 @@ class LaneStarted(LaneEvent):
     pid: int
     shards: tuple[int, ...]
     rows: int
-    devices_of_host: int = 1
 
     @property
     def place(self) -> str:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from virnuc_core import errors
-from virnuc_core.env_config import env
 from virnuc_core.errors import VirnucError, is_retryable
-from virnuc_core.files import from_json, parse_object, write_text
+from virnuc_core.files import from_json, parse_object
 from virnuc_core.inference.events import (
     GpuSample,
     LaneEvent,
@@ -36,12 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class LaneJournal:
-    """Thread-safe journal writer; `shards_done` counts the shards it was told of."""
+    """Thread-safe journal writer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._turn = threading.Lock()
-        self.shards_done = 0
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(exist_ok=True)
@@ -66,7 +64,6 @@ class LaneJournal:
 
     def write(self, event: LaneEvent) -> None:
         """Appends an event, and syncs it so that other machines can read it."""
-        self.shards_done += isinstance(event, ShardDone)
         values = {"event": type(event).__name__, **asdict(event)}
         try:
             with self._turn:
@@ -74,25 +71,6 @@ class LaneJournal:
                 os.fsync(self._file.fileno())
         except OSError as error:
             _log.warning("journal %s cannot be written: %s", self._path, error)
-
-
-@contextmanager
-def reporting_outcome(journal: LaneJournal) -> Iterator[None]:
-    """Tells the worker how the block ended, in the file VIRNUC_OUTCOME; a process that is killed leaves none."""
-    ended: BaseException | None = None
-    try:
-        yield
-    except BaseException as error:
-        ended = error
-        raise
-    finally:
-        if (path := env().outcome) is not None:
-            outcome = {
-                "error": type(ended).__name__ if ended else None,
-                "message": str(ended or ""),
-                "shards": journal.shards_done,
-            }
-            write_text(path, json.dumps(outcome))
 
 
 class JournalTail:

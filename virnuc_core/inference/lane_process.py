@@ -3,7 +3,6 @@
 `LaneProcess` is the parent's side, `serve` the child's. They exchange requests, events, log records and errors.
 """
 
-import ctypes
 import logging
 import os
 import queue
@@ -28,6 +27,7 @@ from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.with_parent import end_with_parent
 
 if TYPE_CHECKING:  # imports torch
     from virnuc_core.inference.runner import LoadedModels
@@ -241,9 +241,7 @@ def _hash_triton() -> None:
 def serve(fd: int, device: str) -> None:
     """The process of a lane: computes shards as it is asked to, until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
-    if sys.platform == "linux":  # the kernel ends it with its parent, even if it hangs
-        is_option_parent_death = 1
-        ctypes.CDLL(None).prctl(is_option_parent_death, signal.SIGKILL)
+    end_with_parent()
     if device.startswith("cuda"):
         prepare_for_gpus()
     connection = Connection(fd)

@@ -40,11 +40,7 @@ from virnuc_core.inference.nvidia_smi import sampling_gpu
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels
-from virnuc_core.inference.shard import (
-    missing_shards,
-    pending_shards,
-    remove_shard_temporaries,
-)
+from virnuc_core.inference.shard import missing_shards, remove_shard_temporaries
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.retries import retrying
 from virnuc_core.run_folder import RunFolder
@@ -157,8 +153,9 @@ class LocalLanes:
             VirnucError: a lane failed; finished shards are kept.
         """
         plan = read_plan(folder.plan)
-        pending = retrying("the search for finished shards", partial(pending_shards, folder, plan))
-        remove_shard_temporaries(folder, pending)
+        every = range(len(plan.shards))
+        pending = retrying("the list of shards", partial(missing_shards, folder, every))
+        remove_shard_temporaries(folder, every)
         if not pending:
             return []
         devices = self._take(len(pending))

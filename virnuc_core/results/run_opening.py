@@ -48,7 +48,7 @@ def open_run_folder(root: Path, *, force: bool, inputs: Iterable[str] = ()) -> I
     if os.path.isdir(root):
         _require_own(root, OWN_NAMES, inputs)
         _refuse_foreign(_foreign(folder), root)
-    with _locking(root):
+    with locking(root):
         if force:
             _empty(folder)
         remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
@@ -67,7 +67,7 @@ def open_evaluation(root: Path, inputs: Sequence[str]) -> Iterator[None]:
             _refuse_foreign(filter(os.path.lexists, (root / name for name in EVALUATION_FILES)), root)
             if not (root / LOCK_NAME).exists():
                 _refuse_foreign(sequences.glob("genbank_*"), root)
-    with _locking(root):
+    with locking(root):
         yield
 
 
@@ -121,7 +121,8 @@ def require_head_place(head: Path, inputs: Sequence[str], *, force: bool) -> Non
 
 
 @contextmanager
-def _locking(root: Path) -> Iterator[None]:
+def locking(root: Path) -> Iterator[None]:
+    """Makes a folder, and keeps other runs out of it; UsageError where that is not possible."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = open_lock(root / LOCK_NAME)
@@ -237,7 +238,13 @@ def _patterns(folder: RunFolder) -> Mapping[Path, tuple[str, ...]]:
     """What runs write in subfolders, by name, so that the user's own files there are kept."""
     return {
         folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
-        folder.lanes: ("lane-*.jsonl", "lane-*.log*", "plan-*.jsonl", folder.token.name),
+        folder.lanes: (
+            "lane-*.jsonl",
+            "lane-*.log*",
+            "plan-*.jsonl",
+            folder.token.name,
+            folder.flow_run.name,
+        ),
         folder.sequences: ("genbank_*.fa", "genbank_*.tsv"),
         folder.training: ("records.tsv", "figures.json", "*.png"),
     }

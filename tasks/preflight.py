@@ -1,0 +1,65 @@
+"""Whether this host and its device may compute what a worker has taken: a fault keeps the worker's slot, and so other work away."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Final
+
+from prefect.client.orchestration import get_client
+from prefect.runtime import deployment
+
+from virnuc_core.device_record import MAX_FAILURES, settle_failures
+from virnuc_core.doctor.preflight import host_fault, version_fault
+from virnuc_core.env_config import child_environment, env
+from virnuc_core.errors import HostError
+
+MAX_SKEW_SECONDS: Final = 30.0
+_CHECK_SECONDS: Final = 180.0  # the first import of torch from a network file system takes a minute
+
+
+def find_fault(require_folder: Callable[[], None], device: str) -> str | None:
+    """Why this host, or its GPU, cannot compute; None when it can. `require_folder` raises HostError without the run's folder."""
+    if fault := version_fault(deployment.version) or host_fault() or clock_fault():
+        return fault
+    try:
+        require_folder()
+    except HostError as error:
+        return str(error)
+    return device_fault(env().device_record, device)
+
+
+def clock_fault() -> str | None:
+    """Whether the clock of this host differs from the server's, by which lost runs are found and files have settled."""
+    with get_client(sync_client=True) as client:
+        server = parsedate_to_datetime(client.request("GET", "/health").headers["Date"])
+    skew = (datetime.now(UTC) - server).total_seconds()
+    if abs(skew) <= MAX_SKEW_SECONDS:
+        return None
+    return f"the clock of this host is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's: synchronize it"
+
+
+def device_fault(record: Path | None, device: str) -> str | None:
+    """What is wrong with the device; a GPU is tried out before the first lane of a worker, and after a failure."""
+    failures = settle_failures(record) if record else None
+    if failures is not None and failures >= MAX_FAILURES:
+        return f"{failures} lanes in a row failed on this device: start `virnuc server worker` again when it is repaired"
+    if device != "cuda" or failures == 0:
+        return None
+    command = [sys.executable, "-m", "virnuc_core.doctor.preflight"]
+    try:
+        done = subprocess.run(
+            command,
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_CHECK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the GPU does not answer within {_CHECK_SECONDS:.0f} s"
+    lines = done.stderr.strip().splitlines() or [f"the check of the GPU ended with {done.returncode}"]
+    return lines[-1] if done.returncode else None
