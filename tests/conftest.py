@@ -109,3 +109,14 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("the folder `shared` with the larger test data is not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.testing.utilities import prefect_test_harness
+
+    # As on the command line: ending the heartbeat takes a second per flow and lane.
+    no_heartbeat = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
+    with prefect_test_harness(server_startup_timeout=120), no_heartbeat:
+        yield

@@ -17,7 +17,12 @@ from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.runner import load_planned_head
-from virnuc_core.inference.shard import ShardCounters, iter_shard_results, pending_shards
+from virnuc_core.inference.shard import (
+    ShardCounters,
+    iter_shard_results,
+    pending_shards,
+    remove_shard_temporaries,
+)
 from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
@@ -299,7 +304,9 @@ def divide(folder: RunFolder, labelled: "Labelled", settings: "HeadSettings") ->
 
 def validate(folder: RunFolder) -> tuple[int, ...]:
     """Verifies identity, rows and checksums of every shard; returns those to be computed again, which it has set aside."""
-    return pending_shards(folder, read_plan(folder.plan))
+    plan = read_plan(folder.plan)
+    remove_shard_temporaries(folder, range(len(plan.shards)))  # of killed lanes
+    return pending_shards(folder, plan)
 
 
 def aggregate(folder: RunFolder, out: Path) -> ShardCounters:

@@ -100,17 +100,6 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-    from prefect.testing.utilities import prefect_test_harness
-
-    # As on the command line: ending the heartbeat takes a second per flow and lane.
-    no_heartbeat = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
-    with prefect_test_harness(server_startup_timeout=120), no_heartbeat:
-        yield
-
-
-@pytest.fixture(scope="session")
 def finished(
     tmp_path_factory: pytest.TempPathFactory, prefect_server: None, models: MadeModels, contigs: Path
 ) -> Path:

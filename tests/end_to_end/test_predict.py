@@ -10,9 +10,13 @@ import pytest
 
 from tests.end_to_end.conftest import CommandLine, random_dna, rows, virnuc_process, wait_until
 from tests.made_models import WIDTH, MadeModels
+from virnuc_core import pipeline
 from virnuc_core.env_config import reload
+from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import CHUNKS_BY_RECORD
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "small_shards")
@@ -201,3 +205,35 @@ def test_interrupt_ends_every_process_and_says_so(models: MadeModels, tmp_path: 
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("virnuc: error: interrupted")
+
+
+class Damaging(LocalLanes):
+    """Local lanes on a disk that damages one shard, and swaps two others, after they are computed."""
+
+    is_done = False
+
+    def compute(self, folder: RunFolder) -> list[LaneReport]:
+        reports = super().compute(folder)
+        if not self.is_done:
+            self.is_done = True
+            folder.shard(0).write_bytes(b"garbage")
+            folder.shard(1).write_bytes(folder.shard(2).read_bytes())
+        return reports
+
+
+def test_shards_that_are_damaged_or_swapped_are_computed_again(
+    finished: Path, models: MadeModels, contigs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    config = models.config(chunk_length=500, devices=("cpu",))
+    with Damaging(("cpu",)) as lanes:
+        report = pipeline.predict([str(contigs)], str(out), config, lanes)
+    assert [[shard.shard for shard in lane.shards] for lane in report.lanes] == [[0, 1, 2, 3, 4], [0, 1]]
+    assert sorted(path.name for path in (out / "shards").glob("*.damaged-*")) == [
+        "shard_00000.h5.damaged-1",
+        "shard_00001.h5.damaged-1",
+    ]
+    for name in ("embeddings.h5", "predictions.tsv", "contigs.tsv"):
+        assert (out / name).read_bytes() == (finished / name).read_bytes()
+    assert "shard_00000.h5 is not whole" in caplog.text
+    assert "shard_00001.h5 is of another run" in caplog.text

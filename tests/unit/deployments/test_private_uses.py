@@ -44,7 +44,6 @@ USES: dict[str, Callable[[str], Any]] = {
     # Whether a flow runs, without importing Prefect.
     "prefect.context": lambda name: resolve_name(f"{name}:FlowRunContext.get"),
     # One flow run in a process.
-    "prefect.engine": resolve_name,
 }
 PRIVATE = re.compile(
     r"prefect\.(?:server|context|engine|_)[\w.:]*|_MLFLOW\w+|(?<=\")mlflow\.(?!db)[\w.:]+(?=\")"

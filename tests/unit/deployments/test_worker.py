@@ -1,18 +1,25 @@
 """Workers of a host, what their runs see, and what prevents `virnuc server worker` and `virnuc server up` from starting."""
 
+import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 
+import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from deployments import worker
 from deployments.processes import only_one
-from deployments.server import CPU_POOL, GPU_POOL, RUNS_POOL
 from deployments.worker import (
+    CPU_POOL,
+    GPU_POOL,
+    RUNS_POOL,
+    StockWorker,
     WorkerChoice,
     on_cpu_without_gpus,
     plan_host,
@@ -20,8 +27,10 @@ from deployments.worker import (
     work,
     worker_environment,
 )
+from tests.end_to_end.conftest import wait_until
 from virnuc_cli.main import main
-from virnuc_core.errors import DeviceError, UsageError
+from virnuc_core.device_record import recording_device
+from virnuc_core.errors import DeviceError, DeviceLostError, UsageError
 
 ROOT = Path(__file__).parents[3]
 SetEnv = Callable[..., None]
@@ -46,36 +55,86 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_env: SetEnv) -
 
 
 @pytest.mark.parametrize(
-    ("choice", "visible_to_all", "pool", "expected", "threads"),
+    ("choice", "visible_to_all", "expected"),
     [
-        (WorkerChoice(), None, GPU_POOL, {"gpu0": "0", "gpu1": "1"}, "3"),
-        (WorkerChoice(devices="1", runs=0), None, GPU_POOL, {"gpu1": "1"}, "7"),
-        (WorkerChoice(devices="cpu"), None, CPU_POOL, {"cpu0": ""}, "7"),
-        (WorkerChoice(devices="1, 0"), "5,MIG-7", GPU_POOL, {"gpuMIG-7": "MIG-7", "gpu5": "5"}, "3"),
-        (WorkerChoice(devices="cpu", workers=3), "", CPU_POOL, {"cpu0": "", "cpu1": "", "cpu2": ""}, "2"),
-        (WorkerChoice(devices="none", runs=1), None, None, {}, ""),
+        (WorkerChoice(), None, {"gpu0": "0", "gpu1": "1", "runs": None}),
+        (WorkerChoice(devices="1", runs=0), None, {"gpu1": "1"}),
+        (WorkerChoice(devices="1, 0"), "5,MIG-7", {"gpuMIG-7": "MIG-7", "gpu5": "5", "runs": None}),
+        (WorkerChoice(devices="cpu", workers=2, runs=1), "", {"cpu0": "", "cpu1": "", "runs": None}),
+        (WorkerChoice(devices="none", runs=1), None, {"runs": None}),
     ],
 )
-def test_a_slot_for_each_device_and_a_pool_for_each_kind(
+def test_a_worker_for_each_device_and_one_for_whole_runs(
     two_gpus: Path,
     set_env: SetEnv,
     choice: WorkerChoice,
     visible_to_all: str | None,
-    pool: str | None,
-    expected: dict[str, str],
-    threads: str,
+    expected: dict[str, str | None],
 ) -> None:
     if visible_to_all is not None:
         set_env(CUDA_VISIBLE_DEVICES=visible_to_all)
     plan = plan_host(choice)
-    assert {slot.name: plan.environment(slot) for slot in plan.devices} == {
-        name: {"CUDA_VISIBLE_DEVICES": visible, "VIRNUC_THREADS": threads}
+    assert plan.host_id.startswith(f"{HOST}-")
+    pools = {"gpu": GPU_POOL, "cpu": CPU_POOL, "run": RUNS_POOL}
+    assert {
+        worker.name.removeprefix(f"{plan.host_id}-"): (worker.pool, worker.visible, worker.limit)
+        for worker in plan.workers
+    } == {
+        name: (pools[name[:3]], visible, choice.runs if name == "runs" else 1)
         for name, visible in expected.items()
     }
-    pools = ([pool] if pool else []) + ([RUNS_POOL] if choice.runs else [])
-    names = {each: f"{plan.host_id}-{each.removeprefix('virnuc-')}" for each in pools}
-    assert plan.workers == names
-    assert plan.host_id.startswith(f"{HOST}-")
+
+
+# Stands in for `prefect worker start`: it writes its environment and arguments, and waits.
+WORKER = r"""
+import json, os, sys, time
+with open(os.environ["SEEN"], "a") as seen:
+    seen.write(json.dumps([sys.argv, dict(os.environ), os.getpid()]) + "\n")
+if os.environ["ENDS"] == "at once":
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ends", ["at once", "after three failures", "on a signal"])
+def test_a_worker_is_started_again_until_its_device_has_failed_too_often(
+    tmp_path: Path,
+    set_env: SetEnv,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ends: str,
+) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "__init__.py").touch()
+    (tmp_path / "prefect" / "__main__.py").write_text(WORKER)
+    seen, told, stopping = tmp_path / "seen", list[str](), Event()
+    set_env(SEEN=seen, ENDS=ends, PYTHONPATH=f"{tmp_path}:{ROOT}", VIRNUC_THREADS=8)
+    monkeypatch.setattr(worker, "crash_runs_of", told.append)
+    monkeypatch.setattr(worker, "RESTART_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "_POLL_SECONDS", 0.05)
+    one = StockWorker(name="host-gpu1", pool=GPU_POOL, key="GPU-bb", visible="1")
+    keeping = Thread(target=worker._keep_running, args=(one, 2, stopping))
+    keeping.start()
+    num_starts = 3 if ends == "at once" else 1
+    wait_until(lambda: seen.exists() and seen.read_text().count("\n") >= num_starts, 60)
+    arguments, environment, pid = json.loads(seen.read_text().splitlines()[-1])
+    record = Path(environment["VIRNUC_DEVICE_RECORD"])
+    if ends == "after three failures":
+        for _ in range(3):
+            with suppress(DeviceLostError), recording_device(record):
+                raise DeviceLostError("the GPU fell off the bus")
+    else:
+        stopping.set()
+    keeping.join(60)
+    assert not keeping.is_alive()
+    assert not psutil.pid_exists(pid)
+    assert arguments[1:] == [
+        *("worker", "start", "--pool", GPU_POOL, "--name", "host-gpu1", "--limit", "1", "--type", "process"),
+        "--no-create-pool-if-not-found",
+    ]
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["VIRNUC_THREADS"]) == ("1", "4")
+    assert set(told) == {"host-gpu1"}
+    assert ("3 lanes in a row failed on its device" in caplog.text) == (ends == "after three failures")
 
 
 def test_identity_is_the_same_after_a_restart_and_tells_namesakes_apart(
@@ -151,49 +210,6 @@ def test_no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(UsageError, match="PREFECT_API_URL"),
     ):
         work(WorkerChoice(devices="cpu"))
-
-
-# A run that waits on stdin and then prints.
-ENGINE = """
-import runpy, sys
-run = runpy.run_module
-def run_module(name, **options):
-    assert name == "prefect.engine" and len(sys.argv) == 1
-    print("begun", flush=True)
-    sys.stdin.readline()
-    for _ in range(3):
-        print("Zeile ä")
-runpy.run_module = run_module
-sys.argv = ["engine", *sys.argv[1:]]
-run("deployments.engine", run_name="__main__", alter_sys=False)
-"""
-
-
-@pytest.mark.parametrize("is_read", [True, False])
-def test_run_holds_its_lock_and_survives_its_worker(tmp_path: Path, is_read: bool) -> None:
-    lock, other = tmp_path / "lock", tmp_path / "other"
-    with subprocess.Popen(
-        [sys.executable, "-c", ENGINE, str(other), str(lock)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline() == b"begun\n"
-        for held in (lock, other):
-            with pytest.raises(UsageError, match="in use"), only_one(held, "in use"):
-                pass
-        if is_read:
-            out, _ = process.communicate(b"go\n", timeout=60)
-            assert out.decode().splitlines() == ["Zeile ä"] * 3
-        else:
-            process.stdout.close()
-            process.stdin.write(b"go\n")
-            process.stdin.close()
-        assert process.wait(60) == 0
-    with only_one(lock, "in use"):
-        pass
 
 
 @pytest.mark.parametrize(("option", "other"), [("--port", "--mlflow-port"), ("--mlflow-port", "--port")])

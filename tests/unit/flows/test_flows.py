@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from prefect.runtime import flow_run
 
-from flows import outputs
-from flows.lanes import lane_journal_name, lane_name, plan_journal_name, plan_name
+from flows.lanes import journal_name, lane_kind
 from flows.outputs import absolute_path, require_absolute
 from flows.recording import labelled_name, run_name
+from tasks import artifacts
 from virnuc_core.errors import UsageError
 from virnuc_core.settings import PredictSettings
 from virnuc_core.training.labels import LabelledFiles
@@ -32,8 +32,6 @@ FILES = {"viral": ("contigs.fa",), "other": ("absent.fa",)}
             {"inputs": ["contigs.fa"], "model": "esm2:8M", "settings": None},
             "embed contigs.fa esm2:8M 1.26 MB",
         ),
-        (lane_name, "embed-lane", {"lane": 3, "shards": (1, 2)}, "lane-3 2 shards"),
-        (plan_name, "plan-run", {"folder": "/data/results"}, "plan results"),
         (labelled_name, "train", {"files": FILES}, "train contigs.fa and 1 more 1.26 MB"),
         (
             labelled_name,
@@ -59,15 +57,15 @@ def test_names_of_runs(
 
 
 def test_names_of_journals() -> None:
-    assert lane_journal_name(3, "0123abcd-4567") == "lane-0003-0123abcd"
-    assert plan_journal_name("0123abcd-4567") == "plan-0123abcd"
+    assert journal_name(lane_kind(3), "0123abcd-456789ab") == "lane-0003-456789ab"
+    assert journal_name("plan", "0123abcd-456789ab") == "plan-456789ab"
 
 
 def test_a_deployed_run_needs_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     require_absolute("a.fa", "/data/b.fa", "out")
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "of-a-deployment")
     require_absolute("a.fa")  # outside of a flow
-    monkeypatch.setattr(outputs, "in_flow", lambda: True)
+    monkeypatch.setattr(artifacts, "in_flow", lambda: True)
     require_absolute("/data/b.fa", "/out")
     with pytest.raises(UsageError, match=r"^a\.fa, out: a deployed run has no folder of its own"):
         require_absolute("a.fa", "/data/b.fa", "out")

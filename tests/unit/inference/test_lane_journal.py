@@ -11,14 +11,12 @@ import pytest
 
 from tests.made_hostile import hostile_json
 from tests.made_lanes import done, finished, loaded, sample, started
-from virnuc_core.env_config import reload
-from virnuc_core.errors import CheckpointError, HostError, LaneError, VirnucError
+from virnuc_core.errors import CheckpointError, LaneError, VirnucError
 from virnuc_core.inference.events import LaneEvent, LaneFailed
 from virnuc_core.inference.lane_journal import (
     JournalTail,
     LaneJournal,
     error_of,
-    reporting_outcome,
 )
 
 EVERY_EVENT: tuple[LaneEvent, ...] = (
@@ -106,23 +104,3 @@ def test_an_error_is_written_down_and_read_again(
     failure = LaneFailed(lane=2, error=type(error).__name__, message=str(error), retryable=retryable)
     assert event == failure
     assert error_of(failure) == (type(read), str(read))
-
-
-def test_the_worker_is_told_how_a_job_ended(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = tmp_path / "outcome.json"
-    monkeypatch.setenv("VIRNUC_OUTCOME", str(outcome))
-    reload()
-    with pytest.raises(HostError), reporting_outcome(LaneJournal(path)):
-        raise HostError("the folder is not mounted")
-    assert json.loads(outcome.read_text()) == {
-        "error": "HostError",
-        "message": "the folder is not mounted",
-        "shards": 0,
-    }
-    journal = LaneJournal(path)
-    with reporting_outcome(journal), journal:
-        journal.write(started())
-        journal.write(done(0))
-    assert json.loads(outcome.read_text()) == {"error": None, "message": "", "shards": 1}

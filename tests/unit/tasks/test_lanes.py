@@ -60,42 +60,36 @@ def write(folder: RunFolder, name: str, *events: LaneEvent) -> None:
 def test_journals_are_followed_as_they_come_and_grow(folder: RunFolder) -> None:
     seen: list[LaneEvent] = []
     watch = LaneWatch(folder, seen.append)
-    watch.follow("lane-0000-a")
-    watch.follow("lane-0001-b")
-    assert watch.poll() == {}
-    write(folder, "lane-0001-b", started(1))
-    write(folder, "lane-0000-a", started(), done(0), finished())
-    write(folder, "lane-0002-c", started(2))  # of another run
-    assert list(watch.poll()) == ["lane-0000-a", "lane-0001-b"]
-    write(folder, "lane-0001-b", loaded(1))
-    write(folder, "lane-0000-a", done(1))  # a lane that has finished is not read again
-    assert watch.poll() == {"lane-0001-b": [loaded(1)]}
-    watch.leave("lane-0001-b")
-    write(folder, "lane-0001-b", done(1))
-    assert watch.poll() == {}
-    assert seen == [started(), done(0), finished(), started(1), loaded(1)]
-    assert [len(report.shards) for report in watch.reports] == [1, 0]
-    assert [report.journal for report in watch.reports] == ["lane-0000-a", "lane-0001-b"]
-
-
-def test_a_lane_of_an_earlier_run_that_is_being_stopped_is_passed_over(folder: RunFolder) -> None:
-    seen: list[LaneEvent] = []
-    watch = LaneWatch(folder, seen.append)
-    watch.follow("lane-0000-old")
-    write(folder, "lane-0000-old", done(0), started(), done(1))
-    watch.poll()
-    assert seen == [started(), done(1)]
-
-
-def test_start_and_failure_are_the_last_of_a_lane(folder: RunFolder) -> None:
-    watch = LaneWatch(folder, ignore)
-    write(folder, "lane-0000-a", started(), failed())
-    write(folder, "lane-0001-b", started(), failed(), started(host="other"), finished())
-    write(folder, "lane-0002-c", failed())
-    names = ["lane-0000-a", "lane-0001-b", "lane-0002-c", "lane-0003-d"]
-    for name in names:
+    for name in ("lane-0000-a", "lane-0001-b", "lane-0002-c"):
         watch.follow(name)
     watch.poll()
-    assert [watch.failure(name) for name in names] == [failed(), None, failed(), None]
-    assert [watch.start(name) for name in names] == [started(), started(host="other"), None, None]
-    assert len(watch.reports) == 2
+    write(folder, "lane-0001-b", started(1))
+    write(folder, "lane-0000-a", started(), done(0), finished())
+    write(folder, "lane-0003-d", started(2))  # of another run
+    watch.poll()
+    write(folder, "lane-0001-b", loaded(1))
+    assert watch.num_events("lane-0001-b") == 1
+    watch.leave("lane-0001-b")
+    write(folder, "lane-0001-b", done(1))
+    watch.poll()
+    assert seen == [started(), done(0), finished(), started(1), loaded(1)]
+    assert [(report.journal, len(report.shards)) for report in watch.reports()] == [
+        ("lane-0000-a", 1),
+        ("lane-0001-b", 0),
+    ]
+
+
+def test_the_error_of_a_lane_is_the_last_that_it_has_told(folder: RunFolder) -> None:
+    watch = LaneWatch(folder, ignore)
+    events = {
+        "lane-0000-a": (started(), failed()),
+        "lane-0001-b": (started(), failed(), started(host="other"), finished()),
+        "lane-0002-c": (),
+    }
+    for name in events:
+        watch.follow(name)
+        write(folder, name, *events[name])
+        watch.leave(name)
+    errors = [watch.error(name, "it crashed") for name in events]
+    assert [type(error).__name__ for error in errors] == [failed().error, "LaneError", "LaneError"]
+    assert [str(error) for error in errors] == [failed().message, "it crashed", "it crashed"]
