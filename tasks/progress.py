@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -59,10 +60,14 @@ class FlowProgress(LoggedProgress):
 
     def __init__(self) -> None:
         self._bars: dict[int, ProgressArtifact] = {}
+        self._next_lines: dict[int, float] = {}
 
     def lane(self, progress: LaneProgress) -> None:
-        """Updates the lane's bar."""
-        super().lane(progress)
+        """Updates the lane's bar, and logs at most one line a minute, and the last: the server keeps all of them."""
+        now = time.monotonic()
+        if now >= self._next_lines.get(progress.lane, 0.0) or progress.rows_done == progress.rows_total:
+            self._next_lines[progress.lane] = now + 60.0
+            super().lane(progress)
         if progress.lane not in self._bars:
             title = f"Lane {progress.lane} on {progress.device}"
             self._bars[progress.lane] = ProgressArtifact(f"virnuc-lane-{progress.lane}", title)

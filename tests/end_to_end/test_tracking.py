@@ -140,7 +140,7 @@ def check_prefect(client: SyncPrefectClient, flow_run_id: UUID) -> None:
     assert shown(flow_run_id).keys() == {*tables, "virnuc-lane-0"}
     assert shown(flow_run_id)["virnuc-lane-0"] == 100.0
     assert any(line.startswith("plan: esm2") for line in lines(flow_run_id))
-    assert any(line.startswith("lane 0: shard 1 of ") for line in lines(flow_run_id))
+    assert any(line.startswith("lane 0 on cpu: ") for line in lines(flow_run_id))
 
 
 @pytest.mark.parametrize("kind", ["no server", "silent server", "no database"])

@@ -57,7 +57,7 @@ def run_shards(
         write_shard(folder.shard(shard.index), result, shard_identity(plan, shard), is_wanted)
         seconds = replace(computed.seconds, write=time.perf_counter() - begun)
         rows = shard.end - shard.begin
-        _log.info("lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), rows)
+        _log.debug("lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), rows)
         emit(ShardDone(lane=lane, shard=shard.index, rows=rows, counters=result.counters, seconds=seconds))
         return result.counters
 
