@@ -10,6 +10,7 @@ import pytest
 
 from tests.end_to_end.conftest import wait_until
 from tests.production.conftest import (
+    ON_GPUS,
     Stack,
     lane_events,
     processes_of,
@@ -97,9 +98,18 @@ def test_a_run_whose_worker_is_killed_is_scheduled_again(
 
 
 def test_a_run_whose_worker_is_killed_can_be_cancelled(stack: Stack, run_id: UUID, out: Path) -> None:
-    kill_worker_of_runs(stack)
-    cancel(stack, run_id)
-    wait_until(lambda: stack.state(run_id) == "Cancelled", 60)
+    """When it has been scheduled again; Prefect cancels no run that has crashed."""
+    pool = "virnuc-gpu" if ON_GPUS else "virnuc-cpu"
+    queue = stack.client.read_work_queue_by_name("normal", work_pool_name=pool)
+    stack.client.update_work_queue(queue.id, is_paused=True)  # lanes are left to begin
+    try:
+        kill_worker_of_runs(stack)
+        wait_until(lambda: stack.state(run_id) == "Crashed", 30)
+        wait_until(lambda: stack.state(run_id) != "Crashed", 90)
+        cancel(stack, run_id)
+        wait_until(lambda: stack.state(run_id) == "Cancelled", 60)
+    finally:
+        stack.client.update_work_queue(queue.id, is_paused=False)
     assert_no_lane_begins(stack, run_id, out)
 
 
