@@ -64,15 +64,11 @@ def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[
     for worker in virnuc_workers(client):
         if worker.last_heartbeat_time is not None:
             heard[worker.name] = worker.last_heartbeat_time
-    long_ago = parsedate_to_datetime(date) - window
-    silent = {name for name, moment in heard.items() if moment < long_ago}
+    silent = {name for name, moment in heard.items() if moment < parsedate_to_datetime(date) - window}
     for run in _begun_runs(client):
         taken_by = run.labels.get(_WORKER)
         if taken_by in silent:
             yield run, f"Nothing was heard of worker {taken_by} for {window.total_seconds():.0f} s."
-        elif run.state and run.state.is_cancelling() and run.state.timestamp < long_ago:
-            # Its process had crashed, and it waited to be begun again.
-            yield run, f"No worker has cancelled it for {window.total_seconds():.0f} s."
         elif taken_by is None and run.parent_task_run_id is not None:
             parent = client.read_task_run(run.parent_task_run_id).flow_run_id
             state = client.read_flow_run(parent).state if parent else None
