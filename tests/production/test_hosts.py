@@ -60,7 +60,7 @@ def test_a_host_dies_and_its_namesake_goes_on(
     dying, living = wait_until(at_work, 300).items()
     victim = next(node for node in cluster.nodes if dying[0] in node.log.read_text())
     victim.die()
-    cluster.wait_for(run_id, "Completed", 500)
+    cluster.wait_for(run_id, "Completed", 700)
     states = {run.id: run.state_name for run in cluster.lanes(run_id)}
     assert states[living[1].id] == "Completed"
     assert states[dying[1].id] == "Crashed"
