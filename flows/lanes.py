@@ -14,7 +14,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Running
+from prefect.states import Cancelled, Completed, Running
 
 from tasks.artifacts import begin_flow
 from tasks.lane_log import recording_log
@@ -113,8 +113,11 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str, token: str
 def hold_while_unfit(require_folder: Callable[[], None], device: str) -> State[Any] | None:
     """Keeps the worker's slot while this host or its device is not fit for a run that is not over.
 
-    Returns the final state of a flow run that was held, since others have computed for it meanwhile; None for a fit host.
+    Returns the final state of a flow run that was held, since others have computed for it meanwhile, or whose parent was
+    cancelled while no process watched over it; None for a fit host.
     """
+    if (parent := _parent_state()) is not None and parent.is_cancelled():
+        return Cancelled(message="The run that asked for it was cancelled.")
     if not (fault := find_fault(require_folder, device)):
         return None
     shown = ""
@@ -130,13 +133,16 @@ def hold_while_unfit(require_folder: Callable[[], None], device: str) -> State[A
 
 
 def _is_parent_over() -> bool:
-    """Whether the run that this one is for has ended."""
-    parent = flow_run.parent_flow_run_id
-    if parent is None:
-        return False
-    with get_client(sync_client=True) as client:
-        state = client.read_flow_run(UUID(parent)).state
+    state = _parent_state()
     return state is not None and state.is_final()
+
+
+def _parent_state() -> State[Any] | None:
+    """That of the run that this one is for, if any."""
+    if (parent := flow_run.parent_flow_run_id) is None:
+        return None
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(UUID(parent)).state
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from virnuc_core import __version__
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "virnuc: a crashed run is scheduled again"
+CANCELLED = "virnuc: a run that nobody cancels is cancelled"
 PREFECT = (sys.executable, "-m", "prefect")
 
 
@@ -79,7 +80,7 @@ def test_deploying_again_changes_nothing_and_prefect_deploy_gives_the_same(serve
     lines = server.deploy()
     deployed, automations = server.deployments(), server.automations()
     assert {each["version"] for each in deployed.values()} == {__version__}
-    assert set(automations) == {AGAIN}
+    assert set(automations) == {AGAIN, CANCELLED}
     assert server.deploy() == lines
     server.run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", FILES / "prefect.yaml")
     assert server.deployments() == deployed
@@ -103,7 +104,7 @@ def test_a_site_has_files_of_its_own(server: Server, tmp_path: Path) -> None:
     server.deploy(site)
     prefect, alarms = site / "prefect.yaml", site / "alarms.yaml"
     assert prefect.read_bytes() == (FILES / "prefect.yaml").read_bytes()
-    assert set(server.automations()) == {AGAIN}  # nobody to notify is named
+    assert set(server.automations()) == {AGAIN, CANCELLED}  # nobody to notify is named
 
     original = prefect.read_text()
     edited = original.replace("/data/inbox", "/lab/inbox").replace("active: false", "active: true")
@@ -136,7 +137,7 @@ def test_a_site_has_files_of_its_own(server: Server, tmp_path: Path) -> None:
     assert f"{alarms} cannot be used: Input should be a valid UUID" in server.deploy(site, code=2)
     alarms.write_text((FILES / "alarms.yaml").read_text())
     assert "'virnuc: there was no nightly run' deleted" in server.deploy(site)
-    assert set(server.automations()) == {AGAIN}
+    assert set(server.automations()) == {AGAIN, CANCELLED}
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from prefect.settings import (
     PREFECT_CLIENT_MAX_RETRIES,
     temporary_settings,
 )
-from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Running
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running
 
 from deployments.processes import interruptible
 from flows import lanes, pool
@@ -438,6 +438,14 @@ def test_a_plan_for_a_run_that_was_started_over_cannot_be_written(
     monkeypatch.setattr(lanes, "_is_parent_over", lambda: True)
     plan_run(folder=str(root), **own)
     assert folder.plan.read_bytes() == written
+
+
+def test_a_lane_of_a_cancelled_run_does_not_begin(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"shards": (0,), "lane": 0, "device": "cpu", "token": pool._token(RunFolder(root))}
+    monkeypatch.setattr(lanes, "_parent_state", Cancelled)
+    state = embed_lane(folder=str(root), **own, return_state=True)
+    assert state.is_cancelled()
+    assert not list(RunFolder(root).lanes.glob("*.jsonl"))
 
 
 @pytest.mark.parametrize(

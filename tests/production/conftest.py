@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
 
+import httpx
 import psutil
 import pytest
 import torch
@@ -55,6 +56,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def answers(api: str) -> bool:
+    try:
+        return httpx.get(f"{api}/health", timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Server:
     """A Prefect server, and a user's actions on it."""
@@ -88,6 +96,9 @@ class Server:
         """The planning run and the lanes that a run has submitted."""
         asked_by = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [run_id]}})
         return {run.id: run for run in self.client.read_flow_runs(flow_run_filter=asked_by)}
+
+    def lanes(self, run_id: UUID) -> list[FlowRun]:
+        return [run for run in self.children(run_id).values() if " lane " in run.name]
 
     def process_of(self, run_id: UUID) -> psutil.Process:
         return psutil.Process(int(self.client.read_flow_run(run_id).infrastructure_pid or ""))

@@ -21,11 +21,12 @@ def test_everything_is_there_after_up(stack: Stack) -> None:
     }
     with temporary_settings(at_stack):
         assert missing_pools() == []
-        assert len(workers_since(datetime.now(UTC) - timedelta(seconds=60))) == 2
+        assert len(workers_since(datetime.now(UTC) - timedelta(seconds=60))) == 3
     names = {deployment.name for deployment in stack.client.read_deployments()}
     assert names >= {"on-demand", "nightly", "gpu", "cpu"}
-    assert [found.name for found in stack.client.read_automations()] == [
-        "virnuc: a crashed run is scheduled again"
+    assert sorted(found.name for found in stack.client.read_automations()) == [
+        "virnuc: a crashed run is scheduled again",
+        "virnuc: a run that nobody cancels is cancelled",
     ]
 
 

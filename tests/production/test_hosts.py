@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
 from tests.end_to_end.conftest import wait_until
-from tests.production.conftest import Server, free_port, same_results
+from tests.production.conftest import Server, answers, free_port, same_results
 from tests.production.made_hosts import MadeHost, made_hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -22,9 +21,6 @@ class Cluster(Server):
 
     nodes: list[MadeHost]
 
-    def lanes(self, run_id: object) -> list[FlowRun]:
-        return [run for run in self.children(run_id).values() if run.name.startswith("lane")]
-
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
@@ -33,7 +29,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         serve = ("prefect", "server", "start", "--host", head.address, "--port", str(port))
         own = {"PREFECT_HOME": str(head.home / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
         head.start(*serve, **own)
-        wait_until(lambda: _answers(head), 120)
+        wait_until(lambda: answers(head.server), 120)
         assert head.start("virnuc_cli", "server", "deploy").wait(300) == 0, head.log.read_text()
         head.start("virnuc_cli", "server", "worker", "--devices", "none", "--runs", "2")
         for node in nodes:
@@ -64,15 +60,8 @@ def test_a_host_dies_and_its_namesake_goes_on(
     dying, living = wait_until(at_work, 300).items()
     victim = next(node for node in cluster.nodes if dying[0] in node.log.read_text())
     victim.die()
-    cluster.wait_for(run_id, "Completed", 500)
+    cluster.wait_for(run_id, "Completed", 700)
     states = {run.id: run.state_name for run in cluster.lanes(run_id)}
     assert states[living[1].id] == "Completed"
     assert states[dying[1].id] == "Crashed"
     assert same_results(out, local_run)
-
-
-def _answers(host: MadeHost) -> bool:
-    try:
-        return httpx.get(f"{host.server}/health", timeout=5).is_success
-    except httpx.HTTPError:
-        return False

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 from uuid import UUID
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.end_to_end.conftest import wait_until
 from tests.production.conftest import (
+    ON_GPUS,
     Stack,
     lane_events,
     processes_of,
@@ -80,29 +80,53 @@ def test_work_of_a_lane_that_hangs_is_done_by_another(
     wait_until(lambda: not psutil.pid_exists(lane.pid) and not flow_run_process.is_running(), 60)
 
 
-def test_run_goes_on_while_worker_and_server_are_killed(
+def kill_worker_of_runs(stack: Stack) -> None:
+    [worker] = [
+        process for process in processes_of(stack.home) if {"--pool", "virnuc-runs"} <= set(process.cmdline())
+    ]
+    worker.kill()
+
+
+def test_a_run_whose_worker_is_killed_is_scheduled_again(
     stack: Stack, run_id: UUID, out: Path, local_run: Path
 ) -> None:
-    for word in ("worker", str(stack.port)):
-        program = stack.program(word)
-        assert program is not None
-        program.kill()
-    # The run whose worker was killed continues.
+    kill_worker_of_runs(stack)
+    wait_until(lambda: stack.state(run_id) == "Crashed", 30)
+    wait_until(lambda: stack.state(run_id) != "Crashed", 90)
     assert set(complete(stack, run_id, out, local_run)) == {"Completed"}
-    wait_until(lambda: stack.program("worker"), 60)
+    assert stack.client.read_flow_run(run_id).run_count == 2
 
 
-def test_killed_run_continues_when_it_is_retried(
-    stack: Stack, run_id: UUID, out: Path, local_run: Path
-) -> None:
-    psutil.Process(int(stack.client.read_flow_run(run_id).infrastructure_pid or "")).kill()
-    stack.wait_for(run_id, "Crashed")
-    # After its cleanup, about 4 s later, the worker reports the crash again, even over a retry.
-    time.sleep(8)
-    retried = stack.shell("prefect", "flow-run", "retry", str(run_id))
-    assert retried.returncode == 0, retried.stderr
-    wait_until(lambda: stack.state(run_id) != "Crashed", 60)
-    complete(stack, run_id, out, local_run)
+def test_a_run_whose_worker_is_killed_can_be_cancelled(stack: Stack, run_id: UUID, out: Path) -> None:
+    """When it has been scheduled again; Prefect cancels no run that has crashed."""
+    pool = "virnuc-gpu" if ON_GPUS else "virnuc-cpu"
+    queue = stack.client.read_work_queue_by_name("normal", work_pool_name=pool)
+    stack.client.update_work_queue(queue.id, is_paused=True)  # lanes are left to begin
+    try:
+        kill_worker_of_runs(stack)
+        wait_until(lambda: stack.state(run_id) == "Crashed", 30)
+        wait_until(lambda: stack.state(run_id) != "Crashed", 90)
+        cancel(stack, run_id)
+        wait_until(lambda: stack.state(run_id) == "Cancelled", 60)
+    finally:
+        stack.client.update_work_queue(queue.id, is_paused=False)
+    assert_no_lane_begins(stack, run_id, out)
+
+
+def cancel(stack: Stack, run_id: UUID) -> None:
+    cancelled = stack.shell("prefect", "flow-run", "cancel", str(run_id))
+    assert cancelled.returncode == 0, cancelled.stdout + cancelled.stderr
+
+
+def assert_no_lane_begins(stack: Stack, run_id: UUID, out: Path) -> None:
+    """After its run was cancelled; those at work are ended."""
+    ended = {"Completed", "Cancelled"}
+    wait_until(lambda: {run.state_name for run in stack.children(run_id).values()} <= ended, 60)
+    lanes = lane_events(out, LaneStarted)
+    wait_until(lambda: not any(psutil.pid_exists(lane.pid) for lane in lanes), 60)
+    executing = [process for process in processes_of(stack.home) if "execute" in process.cmdline()]
+    assert executing == [], [process.cmdline() for process in executing]
+    assert len(lane_events(out, LaneStarted)) == len(lanes)
 
 
 def test_run_listens_on_loopback_only_and_leaves_nothing_behind_when_it_is_cancelled(
@@ -114,11 +138,6 @@ def test_run_listens_on_loopback_only_and_leaves_nothing_behind_when_it_is_cance
     listening = {each.laddr for each in connections if each.status == psutil.CONN_LISTEN}
     assert {address.ip for address in listening} == {"127.0.0.1"}
     assert {stack.port, stack.mlflow_port} <= {address.port for address in listening}
-    cancelled = stack.shell("prefect", "flow-run", "cancel", str(run_id))
-    assert cancelled.returncode == 0, cancelled.stderr
-    wait_until(lambda: not any(psutil.pid_exists(lane.pid) for lane in lane_events(out, LaneStarted)), 60)
-    stack.wait_for(run_id, "Cancelled")
-    ended = {"Completed", "Cancelled"}
-    wait_until(lambda: {run.state_name for run in stack.children(run_id).values()} <= ended, 60)
-    # No lane is started any more.
-    assert not [process for process in processes_of(stack.home) if "deployments.engine" in process.cmdline()]
+    cancel(stack, run_id)
+    stack.wait_for(run_id, "Cancelled", 60)
+    assert_no_lane_begins(stack, run_id, out)

@@ -53,7 +53,7 @@ def test_a_run_in_the_pool(database: str, genomes: Path, local_run: Path, tmp_pa
     with running_stack(tmp_path, PREFECT_API_DATABASE_CONNECTION_URL=database) as stack:
         run_id = stack.ask(inputs=[str(genomes)], out=str(tmp_path / "run"))
         stack.wait_for(run_id, "Completed")
-        lanes = [run for run in stack.children(run_id).values() if run.name.startswith("lane")]
+        lanes = stack.lanes(run_id)
         assert len(lanes) > 1
         assert asyncio.run(_names_of_runs(database)) >= {run.name for run in lanes}
     assert same_results(tmp_path / "run", local_run)

@@ -114,8 +114,7 @@ def test_workers_as_an_array_of_jobs(cluster: dict[str, str], genomes: Path, tmp
                 server = Server(client=client)
                 run_id = server.ask(inputs=[str(genomes)], out=str(tmp_path / "run"))
                 server.wait_for(run_id, "Completed", 500)
-                lanes = [run for run in server.children(run_id).values() if run.name.startswith("lane")]
-                workers = {run.labels["prefect.worker.name"] for run in lanes}
+                workers = {run.labels["prefect.worker.name"] for run in server.lanes(run_id)}
             finally:
                 for job in jobs:
                     os.kill(job, signal.SIGTERM)  # as --signal=B:TERM does
