@@ -19,7 +19,7 @@ from tasks.run_entries import Entry, run_entry
 from tasks.stages import FlowSteps
 from tasks.tracking import end_runs, start_tracking, track
 from virnuc_core.env_config import ignored_variables
-from virnuc_core.errors import CancelledRunError, VirnucError
+from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.pipeline import Lanes, Steps
@@ -110,15 +110,5 @@ def end_mlflow_runs(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[A
     end_runs(str(flow_run.id), "FAILED" if state.is_failed() else "KILLED")
 
 
-def end_as_cancelled(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:
-    """A hook for flows that fail: one that stopped since it was being cancelled is Cancelled, also without a worker."""
-    from prefect.client.orchestration import get_client
-    from prefect.states import Cancelled
-
-    if state.is_failed() and isinstance(state.result(raise_on_failure=False), CancelledRunError):
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_state(flow_run.id, Cancelled(message=state.message), force=True)
-
-
-ON_END: "Final[list[FlowStateHook[..., Any]]]" = [end_mlflow_runs, end_as_cancelled]
+ON_END: "Final[list[FlowStateHook[..., Any]]]" = [end_mlflow_runs]
 """Hooks of flows that are runs, for every end but completion."""

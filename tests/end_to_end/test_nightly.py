@@ -24,11 +24,11 @@ from prefect.states import Cancelled, Crashed, Running
 
 from deployments.deploy import deploy
 from flows import nightly as nights
+from flows import pool as lane_runs
 from flows.files import predict_files
 from flows.lanes import embed_lane, plan_run
 from flows.nightly import nightly
 from flows.predict import predict
-from tasks import pool_runs
 from tasks.inbox import NightlyReport
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.end_to_end.test_pool import Worker
@@ -312,7 +312,7 @@ class Host:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> None:
     deploy()
-    monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_POLLS", 0.1)
+    monkeypatch.setattr(lane_runs, "_SECONDS_BETWEEN_POLLS", 0.1)
 
 
 @pytest.mark.usefixtures("pool")
