@@ -51,7 +51,7 @@ def test_a_host_dies_and_its_namesake_goes_on(
     def at_work() -> dict[str, FlowRun] | None:
         """A running lane of each node, by worker."""
         running = {
-            run.labels["prefect.worker.name"]: run
+            str(run.labels["prefect.worker.name"]): run
             for run in cluster.lanes(run_id)
             if run.state_name == "Running"
         }

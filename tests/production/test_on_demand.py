@@ -61,7 +61,7 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     assert sorted(child.name.partition(", ")[0] for child in of_lanes) == sorted(names)
     assert len(stack.children(run.id)) == len(of_lanes) + 1  # and the plan
     assert len({child.labels["prefect.worker.name"] for child in of_lanes}) <= 2
-    graph = stack.client.request("GET", f"/flow_runs/{run.id}/graph-v2").json()
+    graph = stack.client.request("GET", "/flow_runs/{id}/graph-v2", path_params={"id": run.id}).json()
     assert any(node["parents"] for _, node in graph["nodes"]), graph
     assert {"virnuc-lanes", "virnuc-summary"} <= artifacts(stack, run.id)
     assert all(artifacts(stack, child.id) for child in of_lanes)
