@@ -34,11 +34,11 @@ from tests.end_to_end.conftest import random_dna, wait_until
 from tests.end_to_end.test_pool import Worker
 from tests.made_models import MadeModels
 from virnuc_core import env_config
-from virnuc_core.errors import HostError, UsageError
+from virnuc_core.errors import UsageError
 from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.results.run_opening import locking, open_run_folder
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.settings import PredictSettings, predict_config
+from virnuc_core.settings import PredictSettings
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -376,12 +376,6 @@ def test_a_night_that_ends_early_cancels_its_runs(inbox: Inbox, monkeypatch: pyt
         inbox.night(mode="pool")
     timer.cancel()
     assert (batches(), too_late) == ([], [])
-
-
-def test_files_of_a_night_that_is_over_are_refused(inbox: Inbox) -> None:
-    journal = str(inbox.out / ".virnuc-night-0" / "a.jsonl")
-    with pytest.raises(HostError, match="is not there"):
-        predict_files({"a.fa": str(inbox.out / "a")}, predict_config(inbox.settings), journal)
 
 
 def test_a_night_with_nothing_to_do_and_one_that_cannot_begin(inbox: Inbox) -> None:

@@ -31,7 +31,7 @@ EXAMPLES = FILES / "examples"
 DOCUMENT: dict[str, Any] = yaml.safe_load((FILES / "prefect.yaml").read_text())
 DEPLOYMENTS: list[dict[str, Any]] = DOCUMENT["deployments"]
 ALARMS = yaml.safe_load((FILES / "alarms.yaml").read_text())["automations"]
-[AGAIN] = yaml.safe_load((FILES / "automations.yaml").read_text())["automations"]
+AUTOMATIONS = yaml.safe_load((FILES / "automations.yaml").read_text())["automations"]
 UNITS = sorted((EXAMPLES / "systemd").glob("*.service"))
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((EXAMPLES / "compose" / "compose.yaml").read_text())[
     "services"
@@ -74,7 +74,7 @@ def test_deployment(item: dict[str, Any]) -> None:
 
 def test_alarms_go_by_what_flows_and_deployments_are_called() -> None:
     assert len({alarm["name"] for alarm in ALARMS}) == len(ALARMS) == 5
-    assert all(alarm["name"].startswith("virnuc: ") for alarm in (*ALARMS, AGAIN))
+    assert all(alarm["name"].startswith("virnuc: ") for alarm in (*ALARMS, *AUTOMATIONS))
     assert f"prefect.flow-run.{nightly.FILES_REJECTED}" in ALARMS[0]["trigger"]["expect"]
     assert ALARMS[0]["trigger"]["match_related"]["prefect.resource.name"] in {
         item["name"] for item in DEPLOYMENTS if "nightly" in item["tags"]
