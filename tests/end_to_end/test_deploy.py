@@ -113,7 +113,7 @@ def test_a_site_has_files_of_its_own(server: Server, tmp_path: Path) -> None:
     server.deploy(site)
     nightly = server.client.read_deployment_by_name("nightly/nightly")
     assert nightly.parameters["inbox"] == "/lab/inbox"
-    assert len(server.automations()) == 6
+    assert len(server.automations()) == 7
     waiting = {"deployment_id": {"any_": [nightly.id]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
 
     def scheduled() -> list[FlowRun]:

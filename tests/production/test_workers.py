@@ -87,8 +87,7 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
             own = installation(tmp_path / host.name, *changed[host.name]) if host.name in changed else {}
             host.start(*work, "--devices", "cpu", "--runs", "0", **own)
         server = Server(client=client)
-        parameters = {"inputs": [str(genomes)], "out": str(out), "settings": SETTINGS, "lane_minutes": 0.03}
-        run_id = server.ask(**parameters)
+        run_id = server.ask(inputs=[str(genomes)], out=str(out), settings=SETTINGS, lane_minutes=0.03)
 
         def held() -> dict[str, str]:
             """Why each host holds what it has taken."""
@@ -98,7 +97,8 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
                 for run in found
             }
 
-        reasons = wait_until(lambda: len(found := held()) == 3 and found, 500)
+        wait_until(lambda: len(held()) == 3, 500)
+        reasons = held()
         assert "mount the shared folder" in reasons["unmounted"]
         assert "virnuc 0.0.9 is installed here" in reasons["outdated"]
         assert "the clock of this host is 300 s ahead" in reasons["early"]
