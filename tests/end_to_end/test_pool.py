@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
 from prefect.deployments.runner import EntrypointType
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.flow_engine import run_flow
 from prefect.runtime import flow_run
 from prefect.server.api.server import SubprocessASGIServer
@@ -72,7 +73,8 @@ A_SHARD_A_LANE = 1e-9  # minutes
 def deployed(prefect_server: None) -> None:
     with get_client(sync_client=True) as client:
         for name in pool.WORK_POOLS.values():
-            client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+            with suppress(ObjectAlreadyExists):  # made by other tests of this session
+                client.create_work_pool(WorkPoolCreate(name=name, type="process"))
     for each in (embed_lane, plan_run):
         for kind in ("gpu", "cpu"):
             how = each.to_deployment(
