@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def journal_name(kind: str, run_id: str | UUID) -> str:
-    """Journal of a lane's or a planning run: "lane-0003" or "plan", and the start of the run's id."""
+    """Journal of a lane's or a planning run: "lane-0003" or "plan", and the end of the run's id."""
     return f"{kind}-{str(run_id)[-8:]}"
 
 

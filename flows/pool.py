@@ -119,7 +119,7 @@ class PoolLanes:
             title = f"plan {folder.root.name}"
             await _as_task(title, lambda: runs.complete(title, "plan", parameters), retries_in_vain=0)
 
-        self._run(folder, runs, make)
+        self._run(runs, make)
         return read_plan(folder.plan)
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
@@ -151,6 +151,7 @@ class PoolLanes:
                 begun.set()
 
         lanes = self._lanes(folder, plan)
+        write_text(folder.flow_run, str(flow_run.id))  # by which an attempt after this one finds its lanes
 
         async def compute_all() -> None:
             window = asyncio.Semaphore(MAX_WAITING)
@@ -161,7 +162,7 @@ class PoolLanes:
                     group.create_task(embed_lane(lane, begun))
                     group.create_task(_release(window, begun))
 
-        self._run(folder, runs, compute_all)
+        self._run(runs, compute_all)
         if failures:
             num_missing = len(_missing(folder, range(len(plan.shards))))
             raise _error_of(failures, f"{num_missing} of {len(plan.shards)} shards could not be computed")
@@ -194,10 +195,8 @@ class PoolLanes:
         ]
         return [*earlier, *new]
 
-    def _run(self, folder: RunFolder, runs: "PoolRuns", work: Callable[[], Any]) -> None:
+    def _run(self, runs: "PoolRuns", work: Callable[[], Any]) -> None:
         """Runs `work` while the states of its flow runs are read; when it fails, they are cancelled."""
-        make_folder(folder.lanes)
-        write_text(folder.flow_run, str(flow_run.id))
         try:
             asyncio.run(_together(work, runs.watch))
         except BaseException:

@@ -400,7 +400,9 @@ def test_a_lane_that_hangs_is_noticed_and_its_work_done_elsewhere(
     assert "its run hangs: no progress for 3 s" in caplog.text
 
 
-def test_lanes_of_an_earlier_attempt_are_taken_over_or_stopped(root: Path, client: SyncPrefectClient) -> None:
+def test_lanes_of_an_earlier_attempt_are_taken_over_or_stopped(
+    root: Path, config: RunConfig, client: SyncPrefectClient
+) -> None:
     """The attempt before is another flow run, which was killed while one lane was at work and one waited."""
     folder = RunFolder(root)
 
@@ -421,12 +423,24 @@ def test_lanes_of_an_earlier_attempt_are_taken_over_or_stopped(root: Path, clien
     found = {run.name: run for run in client.read_flow_runs(flow_run_filter=parent)}
     [at_work] = [run for name, run in found.items() if name.startswith("0 ")]
     set_state(at_work, Running())
-    threading.Timer(5.0, pretend, [at_work]).start()
-    with Worker(pretend) as worker:
-        worker._taken.update([at_work.id, found["1 of"].id])
-        reports = computed(str(root), "pool")
+    threading.Timer(15.0, pretend, [at_work]).start()
+
+    [waiting] = [run for name, run in found.items() if name.startswith("1 ") and name != "1 of"]
+    Worker._taken.update(run.id for run in found.values())
+
+    @flow
+    def resumed() -> list[LaneReport]:
+        lanes = PoolLanes(LaneSettings(mode="pool", lane_minutes=A_SHARD_A_LANE), ("cpu",))
+        with Worker():
+            lanes.plan(folder, config, "predict")
+        Worker._taken.discard(waiting.id)
+        with worker:
+            return lanes.compute(folder)
+
+    worker = Worker(pretend)
+    reports = resumed()
     assert client.read_flow_run(found["1 of"].id).state_name == "Cancelled"
-    assert [run.name[:2] for run in worker.done] == ["1 "]
+    assert [run.id for run in worker.done] == [waiting.id]
     assert [[shard.shard for shard in report.shards] for report in reports] == [[0], [1]]
 
 
