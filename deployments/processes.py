@@ -52,12 +52,17 @@ class Programs:
 
     def __exit__(self, *_: object) -> None:
         for program in reversed(self._running.values()):
-            program.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                program.wait(45)  # Prefect's workers give their runs 30 s
-            with suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
+            end_program(program)
+
+
+def end_program(program: "subprocess.Popen[bytes]") -> None:
+    """Ends a program in a session of its own, which ends what it has started; kills what is left of both."""
+    program.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        program.wait(45)  # Prefect's workers give their runs 30 s
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
 
 
 @contextmanager

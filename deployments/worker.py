@@ -3,21 +3,20 @@
 import hashlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Final
 
 from deployments.lost_runs import crash_lost_runs, crash_runs_of
-from deployments.processes import interruptible, only_one
+from deployments.processes import end_program, interruptible, only_one
 from deployments.server import missing_pools, server_failure, server_url
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
 from virnuc_core import env_config
@@ -27,8 +26,6 @@ from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus
 
 RESTART_DELAY_SECONDS: Final = 10.0
-# Prefect's workers give the runs that they stop 30 s to end.
-GRACE_SECONDS: Final = 45.0
 _POLL_SECONDS: Final = 1.0
 # Prefect's default of 10 s would leave a GPU idle before each lane.
 QUERY_SECONDS: Final = 2
@@ -133,13 +130,13 @@ def _keep_running(worker: StockWorker, num_devices: int, stopping: Event) -> Non
     own = ("--pool", worker.pool, "--name", worker.name, "--limit", str(worker.limit), "--type", "process")
     command = [sys.executable, "-m", "virnuc_core.with_parent", sys.executable, "-m"]
     command += ["prefect", "worker", "start", *own, "--no-create-pool-if-not-found"]
+    crash_runs_of(worker.name)  # of a worker that was killed together with the process that kept it
     while not stopping.is_set():
-        crash_runs_of(worker.name)
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         has_failed = False
         while process.poll() is None and not stopping.wait(_POLL_SECONDS) and not has_failed:
             has_failed = (count_failures(record) or 0) >= MAX_FAILURES
-        _end(process)
+        end_program(process)
         crash_runs_of(worker.name)
         if has_failed:
             _log.error(
@@ -153,16 +150,6 @@ def _keep_running(worker: StockWorker, num_devices: int, stopping: Event) -> Non
                 "worker %s ended with exit code %d; it is started again", worker.name, process.returncode
             )
             stopping.wait(RESTART_DELAY_SECONDS)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a worker, which ends its runs; kills what is left of it."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def plan_host(choice: WorkerChoice) -> HostPlan:

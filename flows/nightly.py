@@ -23,13 +23,13 @@ from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State
 from prefect.deployments import run_deployment
 from prefect.runtime import flow_run
-from prefect.states import Cancelling, Completed
+from prefect.states import Completed
 from prefect.utilities.urls import url_for
 
 from flows.files import batch_name, predict_files
 from flows.lanes import HELD
 from flows.outputs import require_absolute
-from flows.pool import WORK_POOLS, for_worker, pool_device
+from flows.pool import WORK_POOLS, cancel_children, for_worker, pool_device
 from flows.predict import predict
 from flows.recording import ON_END, choose_lanes
 from tasks.artifacts import RUN_TAG, begin_flow
@@ -185,9 +185,7 @@ class _Work:
                 yield from (future.result() for future in as_completed(futures))
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
-                with get_client(sync_client=True) as client:
-                    for run in _unfinished(parent_flow_run_id={"any_": [flow_run.id]}):
-                        client.set_flow_run_state(run.id, Cancelling())
+                cancel_children()
                 raise
 
     def _predict(self, new: NewFile) -> list[Computed]:
@@ -269,10 +267,9 @@ def _working(settings: PredictSettings, where: LaneSettings, results: Path) -> I
         shutil.rmtree(journals, ignore_errors=True)
 
 
-def _unfinished(flows: FlowFilter | None = None, **conditions: object) -> list[FlowRun]:
-    state = {"type": {"not_any_": list(TERMINAL_STATES)}}
+def _unfinished(flows: FlowFilter) -> list[FlowRun]:
+    asked = FlowRunFilter.model_validate({"state": {"type": {"not_any_": list(TERMINAL_STATES)}}})
     with get_client(sync_client=True) as client:
-        asked = FlowRunFilter.model_validate({"state": state, **conditions})
         return client.read_flow_runs(flow_filter=flows, flow_run_filter=asked)
 
 
