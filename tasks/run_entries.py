@@ -17,7 +17,7 @@ from virnuc_core.run_folder import EVALUATED_RUN, EVALUATION_FILES, RunFolder, r
 
 _ID: Final = re.compile(r"[0-9a-f-]{8,64}")
 _PARAMS: Final = (
-    *("kind", "input_digest", "plan_fingerprint", "chunk_length", "min_length", "frames", "threshold", "fdr"),
+    *("kind", "input_digest", "plan_fingerprint", "chunk_length", "min_length", "frames"),
     *("embeddings", "virnuc_version"),
 )
 _MODEL_PARAMS: Final = (
@@ -25,7 +25,7 @@ _MODEL_PARAMS: Final = (
     "token_budget",
 )
 _RUN_FILES: Final = (
-    *("predictions.tsv", "contigs.tsv", "regions.tsv", "rejected.tsv"),
+    *("virus_summary.tsv", "contigs.tsv", "chunks.tsv", "rejected.tsv"),
     *("report.html", "run.json"),
 )
 _PLOTS: Final = ("roc.png", "reliability.png")
@@ -141,6 +141,7 @@ def _params(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Valu
     params: dict[str, Value] = {name: document[name] for name in _PARAMS}
     params |= {"inputs": ",".join(names), "shards": document["shards"]["total"]}
     params |= {"devices": ",".join(dict.fromkeys(devices)), "switches": ",".join(document["switches"])}
+    params |= {name: value for name, value in document["calls"].items() if value is not None}
     if head := document["head"]:
         params |= {"head": head["name"], "head_fingerprint": head["fingerprint"]}
     for model in document["models"]:

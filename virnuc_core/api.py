@@ -79,17 +79,17 @@ class Predictions:
     """Results of `predict`; docs/formats.md describes every column.
 
     Attributes:
+        viruses: one row per viral contig or provirus, as in `virus_summary.tsv`.
         contigs: one row per contig, as in `contigs.tsv`.
-        chunks: one row per chunk, as in `predictions.tsv`.
-        regions: one row per viral region, as in `regions.tsv`.
+        chunks: one row per chunk, as in `chunks.tsv`.
         rejected: one row per unusable record, with the reason.
         report: the content of `run.json`: settings, counts, throughput.
         folder: the run folder, also of results that were copied to a URL; None for a temporary one.
     """
 
+    viruses: pd.DataFrame
     contigs: pd.DataFrame
     chunks: pd.DataFrame
-    regions: pd.DataFrame
     rejected: pd.DataFrame
     report: Mapping[str, Any]
     folder: Path | None
@@ -178,9 +178,9 @@ class Predictor(_Resident):
             folder = RunFolder(output_path(str(root)))
             report = pipeline.predict(inputs, str(root), self._config, self._lanes, force=force)
             return Predictions(
+                viruses=_read_table(folder.summary),
                 contigs=_read_table(folder.contigs),
-                chunks=_read_table(folder.predictions),
-                regions=_read_table(folder.regions),
+                chunks=_read_table(folder.chunks),
                 rejected=_read_table(folder.rejected),
                 report=report.document,
                 folder=folder.root if out is not None else None,
@@ -309,7 +309,20 @@ def _read_table(path: Path) -> pd.DataFrame:
     """Reads a result table; NA in a numeric column is NaN."""
     columns = path.read_text(encoding="utf-8").partition("\n")[0].split("\t")
     # Read as text even where values look like numbers or NA.
-    texts = {"contig", "call", "tier", "status", "best_frame", "class", "id", "file", "reason"} & {*columns}
+    known = {
+        "seq_name",
+        "topology",
+        "coordinates",
+        "call",
+        "confidence",
+        "status",
+        "best_frame",
+        "class",
+        "id",
+        "file",
+        "reason",
+    }
+    texts = known & {*columns}
     return pd.read_csv(
         path,
         sep="\t",

@@ -318,7 +318,7 @@ def classify(folder: RunFolder) -> TableCounts:
     """Classifies chunks and contigs from the scores, and writes the tables."""
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
     assert plan.head is not None
-    return write_tables(folder, store, load_planned_head(plan.head), plan.threshold, plan.fdr)
+    return write_tables(folder, store, load_planned_head(plan.head), plan.calls)
 
 
 def fit(

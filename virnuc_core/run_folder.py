@@ -45,21 +45,20 @@ class RunFolder:
     )  # made by the run, by which its lanes recognise that they see the same folder
     flow_run = _Inside("lanes/flow_run")  # id of the flow run whose lanes work or worked in this folder
     embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
-    predictions = _Inside("predictions.tsv")  # one row per chunk
-    predictions_parquet = _Inside("predictions.parquet")
+    summary = _Inside("virus_summary.tsv")  # one row per viral contig or provirus
+    summary_parquet = _Inside("virus_summary.parquet")
+    virus_fasta = _Inside("virus.fa.gz")
+    virus_bed = _Inside("virus.bed")
+    virus_gff3 = _Inside("virus.gff3")
     contigs = _Inside("contigs.tsv")
     contigs_parquet = _Inside("contigs.parquet")
+    chunks = _Inside("chunks.tsv")
+    chunks_parquet = _Inside("chunks.parquet")
     prediction_results = _Inside("prediction_results.txt")  # one row per frame, in VirNucPro's format
     highest_score = _Inside(
         "prediction_results_highestscore.csv"
     )  # one row per scored chunk, in VirNucPro's format
     rejected = _Inside("rejected.tsv")  # unusable records
-    regions = _Inside("regions.tsv")  # one row per viral region
-    regions_bed = _Inside("regions.bed")
-    regions_gff3 = _Inside("regions.gff3")
-    regions_parquet = _Inside("regions.parquet")
-    regions_fasta = _Inside("regions.fa.gz")
-    viral_contigs = _Inside("viral_contigs.fa.gz")
     report = _Inside("run.json")  # settings, versions, counts and throughput
     page = _Inside("report.html")
     multiqc = _Inside("virnuc_mqc.json")  # the run's row in MultiQC's report
@@ -96,16 +95,10 @@ class RunFolder:
     @property
     def results(self) -> tuple[Path, ...]:
         """User-facing outputs of a finished predict run, the report last."""
-        tables = (self.predictions, self.contigs, self.prediction_results, self.highest_score)
-        regions = (
-            self.regions,
-            self.regions_bed,
-            self.regions_gff3,
-            self.regions_parquet,
-            self.regions_fasta,
-        )
-        others = (self.viral_contigs, self.predictions_parquet, self.contigs_parquet)
-        return (*tables, *regions, *others, self.embeddings, self.rejected, *self.timed)
+        viral = (self.summary, self.summary_parquet, self.virus_fasta, self.virus_bed, self.virus_gff3)
+        tables = (self.contigs, self.contigs_parquet, self.chunks, self.chunks_parquet)
+        as_virnucpro = (self.prediction_results, self.highest_score)
+        return (*viral, *tables, *as_virnucpro, self.embeddings, self.rejected, *self.timed)
 
     @property
     def timed(self) -> tuple[Path, ...]:

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from virnuc_core.errors import UsageError
 from virnuc_core.specs import (
     AttentionChoice,
+    CallRule,
     EmbeddingsDtype,
     Engine,
     Family,
@@ -45,6 +46,7 @@ LaneMode = Literal["local", "pool"]
 # Which lanes go first, of the runs that share a pool.
 Priority = Literal["urgent", "normal", "bulk"]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
+Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 SettleTime = Annotated[FiniteFloat, Field(ge=0)]
 Project = Annotated[str, Field(pattern=r"^[\w.@-]{0,64}$")]
 
@@ -140,16 +142,13 @@ class ScoringSettings(TwoModelSettings):
         "by the preset",
     )
     min_length: CountFromZero = _setting(0, "Leave out records of fewer bases")
+    fdr: Share | None = _setting(None, "Target false discovery rate of the calls", "0.1")
+    relaxed: bool = _setting(False, "Call every sequence with a virus_score of 0.5 or more viral")
     # Tables have six decimals.
-    threshold: Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6)] = _setting(
-        0.5, "Call chunks and contigs virus from this probability on, from 0.000001 to 0.999999"
+    threshold: Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6)] | None = _setting(
+        None, "Call every sequence with this virus_score or more viral", "by the sample"
     )
-    fdr: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = _setting(
-        None,
-        "Instead of from --threshold on, call contigs virus so that at most this share of the calls is "
-        "expected to be false; for heads for the longest stretches",
-        "off",
-    )
+    prior: Share | None = _setting(None, "Share of viruses in the sample", "estimated from the scores")
     esm_model: str | None = _model_setting(None, "esm2")
     dnabert_model: str | None = _model_setting(None, "dnabert_s")
     head: str | None = _setting(None, "Classifier head that was trained on these models", "the bundled one")
@@ -157,11 +156,16 @@ class ScoringSettings(TwoModelSettings):
 
     @model_validator(mode="after")
     def _require_one_rule(self) -> "ScoringSettings":
-        if self.fdr is not None and self.threshold != type(self).model_fields["threshold"].default:
-            raise UsageError(
-                f"--fdr {self.fdr:g} finds a threshold of its own: leave out --threshold {self.threshold:g}, or --fdr."
-            )
+        fixed = [f"--{name}" for name in ("relaxed", "threshold") if getattr(self, name)]
+        by_sample = [f"--{name}" for name in ("fdr", "prior") if getattr(self, name) is not None]
+        if len(fixed) > 1 or (fixed and by_sample):
+            raise UsageError(f"{' and '.join(fixed + by_sample)} exclude each other: give one of them.")
         return self
+
+    @property
+    def calls(self) -> CallRule:
+        """How contigs are called."""
+        return CallRule(threshold=0.5 if self.relaxed else self.threshold, fdr=self.fdr, prior=self.prior)
 
 
 class PredictSettings(ScoringSettings):

@@ -92,6 +92,23 @@ class InputFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CallRule:
+    """How contigs are called.
+
+    With none of these, a calibrated head calls contigs that are probably viruses at the share of viruses that the sample has.
+
+    Attributes:
+        threshold: call by this `virus_score` and nothing else.
+        fdr: most that the expected share of false calls may be.
+        prior: share of viruses in the sample, which is estimated otherwise.
+    """
+
+    threshold: float | None = None
+    fdr: float | None = None
+    prior: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FrameKind:
     """What follows from what is embedded of a chunk, for runs and their files.
 
@@ -100,9 +117,7 @@ class FrameKind:
         is_calibrated: whether heads give probabilities of contigs that a false discovery rate can be promised from.
         takes_bf16: whether "auto" precision may be bf16 on the CPU; VirNucPro's frames are scored as VirNucPro does.
         missing: status of a chunk without a row.
-        call_column: column of the contigs' table that contigs are called from.
-        chunk_columns: further columns of the table of chunks.
-        contig_columns: further columns of the table of contigs.
+        chunk_bases: shortest and longest chunk, in bp, that heads are made for; None where they do not say.
         row_datasets: further datasets of the embeddings file.
         head_datasets: further datasets of the embeddings file, by a head.
     """
@@ -111,25 +126,19 @@ class FrameKind:
     is_calibrated: bool
     takes_bf16: bool
     missing: str
-    call_column: str
-    chunk_columns: tuple[str, ...] = ()
-    contig_columns: tuple[str, ...] = ()
+    chunk_bases: tuple[int, int] | None = None
     row_datasets: tuple[str, ...] = ()
     head_datasets: tuple[str, ...] = ()
 
 
 FRAME_KINDS: Final[dict[FrameRule, FrameKind]] = {
-    "open": FrameKind(
-        chunk_rule=500, is_calibrated=False, takes_bf16=False, missing="no_open_frame", call_column="mean_p"
-    ),
+    "open": FrameKind(chunk_rule=500, is_calibrated=False, takes_bf16=False, missing="no_open_frame"),
     "longest": FrameKind(
         chunk_rule=CHUNKS_BY_RECORD,
         is_calibrated=True,
         takes_bf16=True,
         missing="no_stretch",
-        call_column="p_virus",
-        chunk_columns=("class",),
-        contig_columns=("p_virus", "class", "novelty"),
+        chunk_bases=(200, 4000),
         row_datasets=("starts", "sizes"),
         head_datasets=("codes",),
     ),

@@ -9,7 +9,6 @@ import numpy as np
 from virnuc_core.files import atomic_path
 from virnuc_core.inference.events import LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail
-from virnuc_core.inference.plan import read_plan
 from virnuc_core.results.report.reading import BINS, histogram, iter_batches
 from virnuc_core.results.run_json import speeds
 from virnuc_core.run_folder import RunFolder
@@ -27,19 +26,16 @@ _VIRUS_COLOUR: Final = "#c8553d"
 _OTHER_COLOUR: Final = "#588b8b"
 
 
-def p_virus_figure(counts: Sequence[int], threshold: float) -> "Figure":
-    """Histogram of p_virus, from counts in equal bins of 0..1."""
+def score_figure(counts: Sequence[int]) -> "Figure":
+    """Histogram of the scores of chunks, from counts in equal bins of 0..1."""
     edges, found = np.linspace(0.0, 1.0, len(counts) + 1)[:-1], np.array(counts)
-    figure, axes = new_figure("Calls of chunks", "P(virus) of a chunk", "chunks")
-    is_virus = edges >= threshold - 1e-9
+    figure, axes = new_figure("Scores of chunks", "virus_score of a chunk", "chunks")
+    is_virus = edges >= 0.5 - 1e-9
     colours = np.where(is_virus, _VIRUS_COLOUR, _OTHER_COLOUR).tolist()
     axes.bar(
         edges, found, width=1 / len(counts), align="edge", color=colours, edgecolor="white", linewidth=0.4
     )
-    axes.axvline(threshold, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 1)
-    for x, what, number in ((0.25, "other", found[~is_virus]), (0.75, "virus", found[is_virus])):
-        axes.text(x, 1.01, f"{what}: {number.sum():,}", ha="center", transform=axes.get_xaxis_transform())
     return figure
 
 
@@ -62,12 +58,11 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
 
 def run_figures(folder: RunFolder) -> "Iterator[tuple[str, Figure]]":
     """Figures of a finished run, by name."""
-    plan = read_plan(folder.plan)
-    if folder.predictions_parquet.exists():
+    if folder.chunks_parquet.exists():
         counts = np.zeros(BINS, np.int64)
-        for batch in iter_batches(folder.predictions_parquet, ["p_virus"]):
-            counts += histogram(batch["p_virus"].drop_null().to_numpy())
-        yield "p_virus", p_virus_figure(counts.tolist(), plan.threshold)
+        for batch in iter_batches(folder.chunks_parquet, ["virus_score"]):
+            counts += histogram(batch["virus_score"].drop_null().to_numpy())
+        yield "virus_score", score_figure(counts.tolist())
     journals = [
         path for path in sorted(folder.lanes.glob("lane-*.jsonl")) if path.is_file() and not path.is_symlink()
     ]

@@ -18,7 +18,7 @@ def verdict(report: RunReport) -> str:
     """The result in a few words."""
     if report.counts is None:
         return f"{report.work.frames:,} sequences embedded"
-    return f"{report.counts.contigs_virus:,} of {report.counts.records:,} contigs called virus"
+    return f"{report.counts.contigs_virus:,} of {report.counts.records:,} contigs are viral, {report.counts.proviruses:,} proviruses"
 
 
 def run_page(report: RunReport, links: Mapping[str, str]) -> str:
@@ -94,22 +94,15 @@ def _inputs(report: RunReport) -> str:
 
 
 def _counts(counts: TableCounts) -> list[str]:
-    rows = (
-        ("contigs", counts.contigs_virus, counts.contigs_other, counts.contigs_unscored, counts.records),
-        (
-            "chunks",
-            counts.viral_chunks,
-            counts.scored_chunks - counts.viral_chunks,
-            counts.chunks - counts.scored_chunks,
-            counts.chunks,
-        ),
+    numbers = (
+        *(counts.contigs_virus, counts.contigs_provirus, counts.contigs_nonviral, counts.contigs_unscored),
+        counts.records,
     )
     lines = table(
-        ("", "virus", "other", "no score", "all"),
-        [(what, *(f"{number:,}" for number in numbers)) for what, *numbers in rows],
+        ("virus", "provirus", "nonviral", "unscored", "all contigs"), [[f"{number:,}" for number in numbers]]
     )
     if counts.sample:
-        lines += ["", f"{counts.sample.in_words(counts.contigs_virus)}."]
+        lines += ["", f"{counts.sample.in_words.capitalize()}."]
     if counts.rejected:
         lines += ["", f"{counts.rejected:,} records cannot be used: rejected.tsv says why."]
     return lines

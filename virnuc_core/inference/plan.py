@@ -1,13 +1,13 @@
 """The plan of a run: its file, and the comparison with the requested settings on resume.
 
 A plan holds everything that determines the results, but no devices, lanes or folders: it gives the same shards wherever
-they are computed. After its creation, only the rule of calls (threshold, FDR) changes.
+they are computed. After its creation, only the rule of calls changes.
 """
 
 import hashlib
 import json
 import socket
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,6 +18,7 @@ from virnuc_core.files import from_json, parse_object, write_text
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import (
     AttentionBackend,
+    CallRule,
     ChunkRule,
     EmbeddingsDtype,
     Engine,
@@ -29,13 +30,11 @@ from virnuc_core.specs import (
 )
 from virnuc_core.versions import series
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 Kind = Literal["predict", "embed", "train"]
 
 # These affect no vector and no score.
-_NOT_IN_FINGERPRINT: Final = frozenset(
-    {"inputs", "name", "location", "switches", "threshold", "fdr", "warnings"}
-)
+_NOT_IN_FINGERPRINT: Final = frozenset({"inputs", "name", "location", "switches", "calls", "warnings"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +101,7 @@ class RunPlan:
         warnings: reasons why the run is slower than possible.
         switches: emergency switches set when the plan was made, for information only: the models have what follows from them.
         virnuc_version: of the planner; other releases of its series give the same results.
-        threshold: minimum p_virus of a call; affects no shard, so it may change on resume.
-        fdr: most that the expected false discovery rate of calls of contigs may be, instead of the threshold; None for the
-            threshold. May change as well.
+        calls: how contigs are called; affects no shard, so it may change on resume.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -121,8 +118,7 @@ class RunPlan:
     warnings: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     min_length: int = 0
-    threshold: float = 0.5
-    fdr: float | None = None
+    calls: CallRule = field(default_factory=CallRule)
 
     @property
     def num_rows(self) -> int:

@@ -148,8 +148,8 @@ def open_plan(
     if token is not None:
         folder.require_token(token)
     require_same_plan(existing, wanted, folder)
-    if (existing.threshold, existing.fdr) != (wanted.threshold, wanted.fdr):
-        existing = replace(existing, threshold=wanted.threshold, fdr=wanted.fdr)
+    if existing.calls != wanted.calls:
+        existing = replace(existing, calls=wanted.calls)
         write_plan(folder.plan, existing)
     return existing
 
@@ -192,8 +192,7 @@ def make_plan(
         warnings=_speed_warnings(models, devices),
         switches=switches_of(config),
         min_length=store.meta.min_length,
-        threshold=config.threshold,
-        fdr=config.fdr,
+        calls=config.calls,
     )
     for warning in plan.warnings:
         _log.warning(warning)

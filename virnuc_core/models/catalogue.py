@@ -181,10 +181,10 @@ def _purpose_of(config: RunConfig) -> HeadPurpose:
 def frames_of(config: RunConfig) -> FrameRule:
     """What a run embeds of its chunks; raises as `require_head`."""
     frames = config.frames or _purpose_of(config).frames
-    if config.fdr is not None and not FRAME_KINDS[frames].is_calibrated:
+    if (config.fdr or config.prior) and not FRAME_KINDS[frames].is_calibrated:
         raise UsageError(
-            f"--fdr {config.fdr:g} needs calibrated probabilities of contigs, and {Path(head_of(config)).name} gives none: it is a "
-            "head for the open reading frames of chunks. Give --threshold, or a head of `virnuc train --frames longest`."
+            f"--fdr and --prior need calibrated scores of contigs, and {Path(head_of(config)).name} gives none: it is a head for the "
+            "open reading frames of chunks. Leave them out, or use a head of `virnuc train --frames longest`."
         )
     return frames
 
@@ -208,7 +208,7 @@ def require_head(config: RunConfig) -> None:
     Raises:
         CheckpointError: there is no such head.
         MismatchError: it was trained for chunks of another length.
-        UsageError: none is given, and none is bundled for these models; or it is not for `--fdr`.
+        UsageError: none is given, and none is bundled for these models; or its scores are not calibrated, which `--fdr` and `--prior` need.
     """
     resolve_head(head_of(config), None if config.chunk_length == "auto" else config.chunk_length)
     frames_of(config)

@@ -1,126 +1,223 @@
-"""Calls of chunks and contigs from the scores that a head gives them."""
+"""The verdict on each contig: virus, provirus or nonviral. It is made here and nowhere else.
 
+A head scores contigs, and the regions that may be proviruses as if they were contigs. A score is called viral from a threshold on,
+which `virnuc_core.results.sample` finds from the scores of the whole sample.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.columns import Bool, Float64, Int64
-from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule, mean_scores
+from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule
+from virnuc_core.results.regions import find_regions
+from virnuc_core.results.sample import Mixture
 from virnuc_core.specs import Tier
 
-NO_FRAME: Final = 255
-DEFAULT_THRESHOLD: Final = 0.5
+if TYPE_CHECKING:
+    from virnuc_core.models.heads import Head
+
 VIRUS: Final = "virus"
-OTHER: Final = "other"
+PROVIRUS: Final = "provirus"
+NONVIRAL: Final = "nonviral"
 UNSCORED: Final = "unscored"
+CALLS: Final = (VIRUS, PROVIRUS, NONVIRAL, UNSCORED)
+BALANCED: Final = 0.5  # the score of as many viruses as others
+NO_FRAME: Final = 255
+# A contig with viral regions over this share of it or more is viral as a whole, or not at all.
+WHOLE_SHARE: Final = 0.8
+# Log10 likelihood ratio, times 10, of a region that is taken for a provirus; a chunk adds at most 16.
+_MIN_DECIBANS: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChunkCalls:
-    """Calls of C chunks, arrays (C,).
+class Scored:
+    """Scores of n contigs or regions, arrays (n,).
 
     Attributes:
-        p_virus: NaN where not scored; what the others hold there means nothing.
-        best_frame: number of the most confident frame, `NO_FRAME` where not scored.
-        classes: number of the class, -1 where not scored; None of a head without classes.
+        score: probability of a virus where half of all sequences are viruses; NaN without a scored chunk.
+        chunks: number of chunks.
+        scored_chunks: those with a score.
+        viral_chunks: those with a score of 0.5 or more.
+        classes: int64 (n, 2), as `ContigScores.contig_classes`.
+        novelty: as `ContigScores.novelty`.
+        is_novel: unlike everything that the head was trained on.
     """
 
-    is_virus: Bool
-    p_virus: Float64
-    best_frame: npt.NDArray[np.uint8]
+    score: Float64
+    chunks: Int64
+    scored_chunks: Int64
+    viral_chunks: Int64
     classes: Int64 | None
+    novelty: Float64 | None
+    is_novel: Bool
 
-    @property
-    def is_scored(self) -> Bool:
-        """Whether the chunk has a score."""
-        return ~np.isnan(self.p_virus)
+    @classmethod
+    def of(cls, found: ContigScores, contig: Int64) -> "Scored":
+        """From the scores of a head; `contig` (C,) is the contig of each chunk, ascending from 0."""
+        count = len(found.p_contig)
+        return cls(
+            score=found.p_contig.round(6),  # as in the tables
+            chunks=np.bincount(contig, minlength=count),
+            scored_chunks=np.bincount(contig[~np.isnan(found.p_chunk)], minlength=count),
+            viral_chunks=np.bincount(contig[found.p_chunk >= BALANCED], minlength=count),
+            classes=found.contig_classes,
+            novelty=found.novelty,
+            is_novel=found.is_novel,
+        )
+
+    def __getitem__(self, chosen: Any) -> "Scored":
+        """Those that NumPy would choose."""
+        return Scored(
+            score=self.score[chosen],
+            chunks=self.chunks[chosen],
+            scored_chunks=self.scored_chunks[chosen],
+            viral_chunks=self.viral_chunks[chosen],
+            classes=None if self.classes is None else self.classes[chosen],
+            novelty=None if self.novelty is None else self.novelty[chosen],
+            is_novel=self.is_novel[chosen],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidates:
+    """Regions that are proviruses if their score is high enough, arrays (n,), by contig and position.
+
+    Attributes:
+        contig: number of the contig.
+        start: 0-based.
+        end: exclusive.
+        scored: the regions, scored as contigs.
+    """
+
+    contig: Int64
+    start: Int64
+    end: Int64
+    scored: Scored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContigCalls:
-    """Calls of R contigs, arrays (R,).
+    """Calls of R contigs, arrays (R,), and of n candidates, arrays (n,).
 
     Attributes:
-        mean_p: mean p_virus of the scored chunks, NaN without any.
-        p_call: what the call is made from, NaN without scored chunks: the score of the head.
-        tiers: confidence in each call; None without scored chunks.
-        classes: number of the class, -1 without scored chunks; None of a head without classes.
+        call: index into `CALLS`.
+        confidence: in the call; None without a score. That of a provirus is of its best region.
+        is_provirus: (n,) which candidates are proviruses.
+        provirus_confidence: (n,).
     """
 
-    chunks: Int64
-    scored_chunks: Int64
-    viral_chunks: Int64
-    mean_p: Float64
-    p_call: Float64
-    is_virus: Bool
-    tiers: list[Tier | None]
-    classes: Int64 | None
+    call: Int64
+    confidence: npt.NDArray[np.object_]
+    is_provirus: Bool
+    provirus_confidence: npt.NDArray[np.object_]
 
 
-def call_chunks(
-    rows: ScoredRows,
-    frame_numbers: npt.NDArray[np.uint8],
-    scores: ContigScores,
-    threshold: float = DEFAULT_THRESHOLD,
-) -> ChunkCalls:
-    """Calls each chunk virus or other; its class is the best on the side of the call.
+def best_frames(
+    rows: ScoredRows, frame_numbers: npt.NDArray[np.uint8], num_chunks: int
+) -> npt.NDArray[np.uint8]:
+    """Number of the most confident frame of each chunk, uint8 (C,), `NO_FRAME` without a row.
 
-    The most confident frame is the one whose P(virus) is farthest from 0.5; the first one wins a tie. `frame_numbers` (N,) are those
-    of the rows, 0..5.
+    It is the one whose P(virus) is farthest from 0.5, the first one of equals; `frame_numbers` (N,) are those of the rows, 0..5.
     """
-    best_frame = np.full(len(rows.contig), NO_FRAME, np.uint8)
+    best = np.full(num_chunks, NO_FRAME, np.uint8)
     if len(rows.chunk):
         p_rows, first = rows.read("scores", 0, len(rows.chunk))[:, 1], rows.first_rows
-        confidence = np.abs(p_rows - np.float32(0.5))
+        certainty = np.abs(p_rows - np.float32(0.5))
         counts = np.diff(np.append(first, len(p_rows)))
-        is_best = confidence == np.repeat(np.maximum.reduceat(confidence, first), counts)
+        is_best = certainty == np.repeat(np.maximum.reduceat(certainty, first), counts)
         # Assigned in reverse, so that the first frame wins a tie.
-        best_frame[rows.chunk[is_best][::-1]] = frame_numbers[is_best][::-1]
-    is_virus = scores.p_chunk >= threshold
-    return ChunkCalls(
-        is_virus=is_virus,
-        p_virus=scores.p_chunk,
-        best_frame=best_frame,
-        classes=_classes_of_calls(is_virus, scores.chunk_classes),
+        best[rows.chunk[is_best][::-1]] = frame_numbers[is_best][::-1]
+    return best
+
+
+def find_candidates(
+    head: "Head", rows: ScoredRows, found: ContigScores, start: Int64, end: Int64
+) -> Candidates:
+    """Regions that read as viral, in contigs whose remainder does not; `start` and `end` (C,) are those of the chunks.
+
+    Region and remainder are both scored as contigs of their own: the region's score is at least 0.5, and the remainder's is below.
+    """
+    regions = find_regions(rows.contig, start, end, found.p_region)
+    contig = rows.contig[regions.first]
+    lengths = np.zeros(rows.num_contigs, np.int64)
+    lengths[rows.contig] = end  # the last chunk's stays
+    covered = np.bincount(contig, end[regions.last] - start[regions.first], rows.num_contigs)
+    is_likely = (regions.decibans >= _MIN_DECIBANS) & (covered < WHOLE_SHARE * lengths)[contig]
+    first, last, contig = regions.first[is_likely], regions.last[is_likely], contig[is_likely]
+    hosts, host = np.unique(contig, return_inverse=True)
+    part = np.full(len(rows.contig), -1)
+    is_host = np.isin(rows.contig, hosts)
+    part[is_host] = len(first) + np.searchsorted(hosts, rows.contig[is_host])
+    for number, (begin, stop) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        part[begin : stop + 1] = number
+    parts = _parts(rows, part, len(first) + len(hosts))
+    scored = Scored.of(head.score_contigs(parts), parts.contig)
+    with np.errstate(invalid="ignore"):
+        is_viral, is_remainder_viral = np.split(scored.score >= BALANCED, [len(first)])
+    has_remainder_score = ~np.isnan(scored.score[len(first) :])
+    chosen = np.flatnonzero(is_viral & (has_remainder_score & ~is_remainder_viral)[host])
+    return Candidates(
+        contig=contig[chosen], start=start[first[chosen]], end=end[last[chosen]], scored=scored[chosen]
     )
+
+
+def _parts(rows: ScoredRows, part: Int64, count: int) -> ScoredRows:
+    """The rows of the chunks of some parts of contigs, as those of contigs; `part` (C,) is -1 for chunks of none."""
+    order = np.argsort(part, kind="stable")[np.count_nonzero(part < 0) :]
+    place = np.full(len(part), -1)
+    place[order] = np.arange(len(order))
+    row_order = np.argsort(place[rows.chunk], kind="stable")[np.count_nonzero(place[rows.chunk] < 0) :]
+
+    def read(name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        return rows.read(name, 0, len(rows.chunk))[row_order[begin:end]]
+
+    return ScoredRows(read=read, chunk=place[rows.chunk[row_order]], contig=part[order], num_contigs=count)
 
 
 def call_contigs(
-    chunks: ChunkCalls,
-    contig: Int64,
-    scores: ContigScores,
-    tier_rules: tuple[TierRule, ...],
-    threshold: float = DEFAULT_THRESHOLD,
+    contigs: Scored,
+    candidates: Candidates,
+    threshold: float,
+    mixture: Mixture | None,
+    tier_rules: Sequence[TierRule],
 ) -> ContigCalls:
-    """Calls each contig virus or other; `contig` (C,) is the contig of each chunk, from 0.
+    """Calls each contig from the threshold on; a contig with a provirus is no virus, whatever its own score.
 
-    The tier is that of the first rule that fits, and novel contigs are unsure. The threshold decides the call, not its tier.
+    The confidence is that of the first rule that fits, with probabilities for the sample's share of viruses where there is a mixture;
+    that of a novel contig is unsure.
     """
-    count = len(scores.p_contig)
-    scored = np.bincount(contig[chunks.is_scored], minlength=count)
-    viral = np.bincount(contig[chunks.is_virus], minlength=count)
-    is_virus = scores.p_contig >= threshold
-    p_right = np.where(is_virus, scores.p_contig, 1 - scores.p_contig)
-    agreeing = np.where(is_virus, viral, scored - viral)
-    tiers = np.full(count, "unsure", np.object_)
-    for rule in reversed(tier_rules):
-        fits = (scored >= rule.chunks) & (p_right >= rule.p_call) & (agreeing >= rule.share * scored)
-        tiers[fits] = rule.tier
-    tiers[scores.is_novel] = "unsure"
-    tiers[scored == 0] = None
+    is_provirus = candidates.scored.score >= threshold
+    is_virus = contigs.score >= threshold
+    call = np.where(is_virus, CALLS.index(VIRUS), CALLS.index(NONVIRAL))
+    call[np.isnan(contigs.score)] = CALLS.index(UNSCORED)
+    call[candidates.contig[is_provirus]] = CALLS.index(PROVIRUS)
+    confidence = _confidence(contigs, is_virus, mixture, tier_rules)
+    of_proviruses = _confidence(candidates.scored, is_provirus, mixture, tier_rules)
+    # In ascending order of the score, so that the best region's stays.
+    for number in np.argsort(candidates.scored.score, kind="stable").tolist():
+        if is_provirus[number]:
+            confidence[candidates.contig[number]] = of_proviruses[number]
     return ContigCalls(
-        chunks=np.bincount(contig, minlength=count),
-        scored_chunks=scored,
-        viral_chunks=viral,
-        mean_p=mean_scores(chunks.p_virus, contig, count),
-        p_call=scores.p_contig,
-        is_virus=is_virus,
-        tiers=tiers.tolist(),
-        classes=_classes_of_calls(is_virus, scores.contig_classes),
+        call=call, confidence=confidence, is_provirus=is_provirus, provirus_confidence=of_proviruses
     )
 
 
-def _classes_of_calls(is_virus: Bool, classes: Int64 | None) -> Int64 | None:
-    return None if classes is None else np.where(is_virus, classes[:, 1], classes[:, 0])
+def _confidence(
+    scored: Scored, is_viral: Bool, mixture: Mixture | None, tier_rules: Sequence[TierRule]
+) -> npt.NDArray[np.object_]:
+    p_virus = scored.score if mixture is None else mixture.p_virus(scored.score)
+    p_right = np.where(is_viral, p_virus, 1 - p_virus)
+    agreeing = np.where(is_viral, scored.viral_chunks, scored.scored_chunks - scored.viral_chunks)
+    lowest: Tier = "unsure"
+    confidence = np.full(len(scored.score), lowest, np.object_)
+    for rule in reversed(tier_rules):
+        has_chunks = scored.scored_chunks >= rule.chunks
+        fits = has_chunks & (p_right >= rule.p_call) & (agreeing >= rule.share * scored.scored_chunks)
+        confidence[fits] = rule.tier
+    confidence[scored.is_novel] = lowest
+    confidence[np.isnan(scored.score)] = None
+    return confidence

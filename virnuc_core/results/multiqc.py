@@ -19,8 +19,9 @@ def _column(title: str, description: str, scale: str, **options: str | float) ->
 
 
 _COLUMNS: Final[dict[str, dict[str, str | float]]] = {
-    "contigs_virus": _column("Virus", "Contigs called virus", "Oranges", shared_key="contigs"),
-    "contigs_other": _column("Other", "Contigs called other", "Blues", shared_key="contigs"),
+    "contigs_virus": _column("Virus", "Viral contigs", "Oranges", shared_key="contigs"),
+    "contigs_provirus": _column("Provirus", "Contigs with a provirus", "Reds", shared_key="contigs"),
+    "contigs_nonviral": _column("Non-viral", "Non-viral contigs", "Blues", shared_key="contigs"),
     "contigs_unscored": _column("Unscored", "Contigs without a score", "Greys", shared_key="contigs"),
     "scored": _column("Scored", "Share of the chunks that have a score", "Greens", **_PERCENT),
     "throughput": _column("Frames/s", "Frames embedded per second, without loading models", "Purples"),

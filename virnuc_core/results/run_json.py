@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.specs import FRAME_KINDS, chunk_steps
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
 RunAs = Literal["process", "flow"]
@@ -66,7 +67,29 @@ class RunReport:
             "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
             "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
         )
-        return (*([note] if is_bundled and self.counts else []), *self.plan.warnings)
+        return (*([note] if is_bundled and self.counts else []), *self._caveats, *self.plan.warnings)
+
+    @property
+    def _caveats(self) -> Iterator[str]:
+        """Reasons to doubt the calls."""
+        bounds = FRAME_KINDS[self.plan.frames].chunk_bases
+        if not self.counts or not bounds:
+            return
+        low, high = bounds
+        calls, sample = self.counts.contigs_virus + self.counts.proviruses, self.counts.sample
+        if calls and sample and sample.expected_fdr > 0.5:
+            yield (
+                f"most of the {calls:,} viral calls are expected to be false ({sample.expected_fdr:.1%}): leave out --relaxed, "
+                "--threshold and --prior, or set --fdr."
+            )
+        if 2 * self.counts.short_contigs > self.counts.records:
+            yield (
+                f"{self.counts.short_contigs:,} of {self.counts.records:,} sequences are shorter than {low} bp: the models were made "
+                "for longer ones, so expect more errors."
+            )
+        sizes = [size for size, _ in chunk_steps(self.plan.chunk_length or low)]
+        if min(sizes) < low or max(sizes) > high:
+            yield f"the models were made for chunks of {low} to {high:,} bp: expect more errors with --chunk-length {sizes[0]}."
 
     @property
     def throughput(self) -> dict[str, float]:
@@ -127,11 +150,9 @@ class RunReport:
         lines = []
         if c := self.counts:
             lines += [
-                f"{c.records} contigs: {c.contigs_virus} virus, {c.contigs_other} other, "
-                f"{c.contigs_unscored} without a score; {c.rejected} records rejected",
-                f"{c.chunks} chunks: {c.viral_chunks} virus, {c.scored_chunks - c.viral_chunks} other, "
-                f"{c.chunks - c.scored_chunks} without a score",
-                *([c.sample.in_words(c.contigs_virus)] if c.sample else []),
+                f"{c.records:,} contigs: {c.contigs_virus:,} virus, {c.contigs_provirus:,} provirus, {c.contigs_nonviral:,} nonviral, "
+                f"{c.contigs_unscored:,} unscored; {c.rejected:,} records skipped",
+                *([c.sample.in_words] if c.sample else []),
             ]
         num_shards, speed = len(self.plan.shards), self.throughput
         lines += [

@@ -1,42 +1,51 @@
 """Writes the tables of a run from its frame store and embeddings file, in blocks of whole contigs."""
 
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from virnuc_core.columns import Bool, Float64
+from virnuc_core.columns import Float64
 from virnuc_core.env_config import available_threads
 from virnuc_core.errors import MismatchError
 from virnuc_core.models.scores import ScoredRows
 from virnuc_core.plain_text import cell_text
 from virnuc_core.prefetcher import Prefetcher
 from virnuc_core.results.calls import (
-    DEFAULT_THRESHOLD,
-    OTHER,
+    BALANCED,
+    CALLS,
+    NO_FRAME,
+    NONVIRAL,
+    PROVIRUS,
     UNSCORED,
     VIRUS,
-    ChunkCalls,
+    Candidates,
     ContigCalls,
-    call_chunks,
+    Scored,
+    best_frames,
     call_contigs,
+    find_candidates,
 )
 from virnuc_core.results.embeddings import SCORES, Embeddings
-from virnuc_core.results.fdr import SampleCalls, call_sample
-from virnuc_core.results.regions import REGION_SCHEMA, ChunkScores, find_regions, region_files
+from virnuc_core.results.sample import Mixture, SampleCalls, sample_calls
+from virnuc_core.results.virus_files import (
+    SUMMARY_SCHEMA,
+    ViralSequence,
+    bed_lines,
+    fasta_records,
+    gff3_lines,
+    summary_table,
+)
 from virnuc_core.results.writers import (
-    count_values,
-    fasta_record,
     header_line,
     joined_lines,
     open_parquet,
@@ -48,162 +57,210 @@ from virnuc_core.results.writers import (
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
-from virnuc_core.specs import FRAME_KINDS, FrameRule
+from virnuc_core.specs import FRAME_KINDS, CallRule
 
 if TYPE_CHECKING:
     from virnuc_core.models.heads import Head
 
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
-_NOTHING: Final = np.empty(0)
+CHUNK_SCHEMA: Final = pa.schema(
+    [
+        ("seq_name", pa.string()),
+        ("chunk", pa.int64()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("best_frame", pa.string()),
+        ("virus_score", pa.float64()),
+        ("status", pa.string()),
+    ]
+)
+CONTIG_SCHEMA: Final = pa.schema(
+    [
+        ("seq_name", pa.string()),
+        ("length", pa.int64()),
+        ("chunks", pa.int64()),
+        ("scored_chunks", pa.int64()),
+        ("virus_score", pa.float64()),
+        ("call", pa.string()),
+        ("confidence", pa.string()),
+        ("class", pa.string()),
+        ("novelty", pa.float64()),
+    ]
+)
 
-R = TypeVar("R")
-_Block = tuple[
-    dict[Path, Iterable[Any]], Counter[str], Float64
-]  # what each file gets, counts, and p_virus of contigs
+_Parts = dict[Path, Iterable[Any]]  # what each file gets
 
 _log = logging.getLogger(__name__)
 
 
-def prediction_schema(frames: FrameRule) -> pa.Schema:
-    """Columns of the table of chunks."""
-    own = ("contig", "chunk", "start", "end", "best_frame", "p_virus", "call", "status")
-    return _schema(*own, *FRAME_KINDS[frames].chunk_columns)
-
-
-def contig_schema(frames: FrameRule) -> pa.Schema:
-    """Columns of the table of contigs."""
-    counts = ("record", "length", "chunks", "scored_chunks", "viral_chunks")
-    own = ("contig", *counts, "share_viral", "mean_p", "call", "tier")
-    return _schema(*own, *FRAME_KINDS[frames].contig_columns)
-
-
-def _schema(*names: str) -> pa.Schema:
-    texts = ("contig", "best_frame", "call", "status", "tier", "class")
-    types = dict.fromkeys(texts, pa.string())
-    types |= dict.fromkeys(("p_virus", "share_viral", "mean_p", "novelty"), pa.float64())
-    return pa.schema([(name, types.get(name, pa.int64())) for name in names])
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCounts:
-    """Counts of a run; `sample` is None for heads that are not calibrated, and without any score."""
+    """Counts of a run.
+
+    Attributes:
+        short_contigs: shorter than the chunks that the head is made for.
+        proviruses: in all contigs.
+        sample: None for heads that are not calibrated, and without any score.
+    """
 
     records: int
     rejected: int
     chunks: int
-    scored_chunks: int = 0
-    viral_chunks: int = 0
+    scored_chunks: int
     frames: int
-    contigs_virus: int = 0
-    contigs_other: int = 0
-    contigs_unscored: int = 0
-    regions: int = 0
-    sample: SampleCalls | None = None
+    short_contigs: int
+    contigs_virus: int
+    contigs_provirus: int
+    contigs_nonviral: int
+    contigs_unscored: int
+    proviruses: int
+    sample: SampleCalls | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What the calls of whole contigs are made from; `first_contig` is the number of the first one in the store."""
+
+    first_contig: int
+    contigs: Scored
+    candidates: Candidates
 
 
 def write_tables(
     folder: RunFolder,
     store: FrameStore,
     head: "Head",
-    threshold: float = DEFAULT_THRESHOLD,
-    fdr: float | None = None,
+    rule: CallRule,
     block_chunks: int = 1 << 15,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
-    `head` is that of the run, `threshold` the probability from which the call is virus. With `fdr`, contigs are called at this false
-    discovery rate at most instead: all of them are scored before, and again for the tables, so that no more than their
-    probabilities is kept. Blocks have about `block_chunks` chunks.
+    First the tables of frames and chunks, while contigs are scored; of these, the scores are kept. From all of them follows from
+    which score contigs are called, and their tables are written. Blocks have about `block_chunks` chunks.
+
+    Args:
+        folder: of the run.
+        store: its frame store.
+        head: its head.
+        rule: how contigs are called.
+        block_chunks: chunks that are scored at a time.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
         MismatchError: it has other rows than the store.
     """
-    with ExitStack() as stack:
-        embeddings = stack.enter_context(Embeddings(folder.embeddings, own=True))
+    blocks: list[_Block] = []
+    with Embeddings(folder.embeddings, own=True) as embeddings, ExitStack() as stack:
         if len(embeddings) != store.num_frames:
             raise MismatchError(
                 f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
-        sample, contig_threshold = None, threshold
-        if fdr is not None:
-
-            def score(block: tuple[int, int]) -> Float64:
-                return head.score_contigs(rows_of(store, embeddings, *block)).p_contig
-
-            with _in_parallel(score, store, block_chunks) as scored:
-                sample = call_sample(np.concatenate([_NOTHING, *scored]), threshold, fdr)
-            contig_threshold = sample.threshold if sample and sample.threshold is not None else math.inf
-
-        def call(block: tuple[int, int]) -> _Block:
-            return _call_block(block, folder, store, embeddings, head, threshold, contig_threshold)
-
-        write = _open_files(folder, store, stack)
-        counts: Counter[str] = Counter()
-        p_contig = [_NOTHING]
-        with _in_parallel(call, store, block_chunks) as called:
-            for parts, more, p_virus in called:
-                for path, pieces in parts.items():
-                    for piece in pieces:
-                        write[path](piece)
-                counts += more
-                p_contig.append(p_virus)
-        if FRAME_KINDS[head.frames].is_calibrated and fdr is None:
-            sample = call_sample(np.concatenate(p_contig), threshold)
+        write = _open_chunk_files(folder, store, stack)
+        scored = stack.enter_context(_scored_blocks(folder, store, embeddings, head, block_chunks))
+        for block, parts in scored:
+            for path, pieces in parts.items():
+                for piece in pieces:
+                    write[path](piece)
+            blocks.append(block)
+    scores = np.concatenate([np.empty(0), *(block.contigs.score for block in blocks)])
+    mixture = Mixture.of(scores, rule.prior) if FRAME_KINDS[head.frames].is_calibrated else None
+    threshold = mixture.threshold(rule) if mixture else (rule.threshold or BALANCED)
+    counts: Counter[str] = Counter()
+    called: list[float] = []
+    with ExitStack() as stack:
+        write = _open_contig_files(folder, stack)
+        classes = tuple(map(cell_text, head.classes))
+        for block in blocks:
+            calls = call_contigs(block.contigs, block.candidates, threshold, mixture, head.tier_rules)
+            table = _contig_table(store, block, calls, classes)
+            viral = list(_viral_sequences(store, block, calls, mixture, classes))
+            summary = summary_table(viral)
+            write[folder.contigs](table_lines(table))
+            write[folder.contigs_parquet](table)
+            write[folder.summary](table_lines(summary))
+            write[folder.summary_parquet](summary)
+            write[folder.virus_bed](bed_lines(viral))
+            write[folder.virus_gff3](gff3_lines(viral))
+            for record in fasta_records(viral):
+                write[folder.virus_fasta](record)
+            counts.update(table["call"].to_pylist())
+            called += [one.score for one in viral]
+            counts["proviruses"] += sum(one.is_provirus for one in viral)
     _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
     return TableCounts(
         records=store.num_records,
         rejected=store.meta.num_rejected,
         chunks=store.num_chunks,
+        scored_chunks=sum(int(block.contigs.scored_chunks.sum()) for block in blocks),
         frames=store.num_frames,
-        sample=sample,
-        **counts,
+        short_contigs=_count_short(store),
+        contigs_virus=counts[VIRUS],
+        contigs_provirus=counts[PROVIRUS],
+        contigs_nonviral=counts[NONVIRAL],
+        contigs_unscored=counts[UNSCORED],
+        proviruses=counts["proviruses"],
+        sample=sample_calls(mixture, threshold, np.array(called)) if mixture else None,
     )
 
 
-def _open_files(
+def _count_short(store: FrameStore) -> int:
+    bounds = FRAME_KINDS[store.meta.frames].chunk_bases
+    return int(np.count_nonzero(store.record_length < bounds[0])) if bounds else 0
+
+
+def _open_chunk_files(
     folder: RunFolder, store: FrameStore, stack: ExitStack
 ) -> dict[Path, Callable[[Any], object]]:
-    """Opens all files with their headers, and gives what writes to each; rejected.tsv is a copy."""
-    of_chunks, of_contigs = prediction_schema(store.meta.frames), contig_schema(store.meta.frames)
-    headers = {
-        folder.predictions: header_line(of_chunks.names),
-        folder.contigs: header_line(of_contigs.names),
-        folder.prediction_results: header_line(FRAME_COLUMNS),
-        folder.viral_contigs: b"",
-        folder.regions: header_line(REGION_SCHEMA.names),
-        folder.regions_bed: b"",
-        folder.regions_gff3: b"##gff-version 3\n",
-        folder.regions_fasta: b"",
-    }
-    schemas = {
-        folder.predictions_parquet: of_chunks,
-        folder.contigs_parquet: of_contigs,
-        folder.regions_parquet: REGION_SCHEMA,
-    }
-    write: dict[Path, Callable[[Any], object]] = {}
-    for path, header in headers.items():
-        write[path] = stack.enter_context(open_stream(path, compress=path.suffix == ".gz"))
-        write[path](header)
-    for path, schema in schemas.items():
-        write[path] = stack.enter_context(open_parquet(path, schema))
+    """Opens the files of frames and chunks with their headers, and gives what writes to each; rejected.tsv is a copy."""
+    write = _open_tables(stack, {folder.chunks: CHUNK_SCHEMA}, {folder.chunks_parquet: CHUNK_SCHEMA})
+    write[folder.prediction_results] = stack.enter_context(open_stream(folder.prediction_results))
+    write[folder.prediction_results](header_line(FRAME_COLUMNS))
+    highest_header = header_line(("Modified_ID", "Is_Virus"))
+    write[folder.highest_score] = stack.enter_context(open_sorted_lines(folder.highest_score, highest_header))
     with store.rejected_path.open("rb") as rejected, open_stream(folder.rejected) as write_rejected:
         for line in rejected:
             write_rejected(line)
-    highest_header = header_line(("Modified_ID", "Is_Virus"))
-    write[folder.highest_score] = stack.enter_context(open_sorted_lines(folder.highest_score, highest_header))
+    return write
+
+
+def _open_contig_files(folder: RunFolder, stack: ExitStack) -> dict[Path, Callable[[Any], object]]:
+    """Opens the files of contigs and viral sequences with their headers, and gives what writes to each."""
+    write = _open_tables(
+        stack,
+        {folder.contigs: CONTIG_SCHEMA, folder.summary: SUMMARY_SCHEMA},
+        {folder.contigs_parquet: CONTIG_SCHEMA, folder.summary_parquet: SUMMARY_SCHEMA},
+    )
+    for path, header in {
+        folder.virus_bed: b"",
+        folder.virus_gff3: b"##gff-version 3\n",
+        folder.virus_fasta: b"",
+    }.items():
+        write[path] = stack.enter_context(open_stream(path, compress=path.suffix == ".gz"))
+        write[path](header)
+    return write
+
+
+def _open_tables(
+    stack: ExitStack, texts: Mapping[Path, pa.Schema], parquets: Mapping[Path, pa.Schema]
+) -> dict[Path, Callable[[Any], object]]:
+    write: dict[Path, Callable[[Any], object]] = {}
+    for path, schema in texts.items():
+        write[path] = stack.enter_context(open_stream(path))
+        write[path](header_line(schema.names))
+    for path, schema in parquets.items():
+        write[path] = stack.enter_context(open_parquet(path, schema))
     return write
 
 
 @contextmanager
-def _in_parallel(
-    function: Callable[[tuple[int, int]], R], store: FrameStore, block_chunks: int
-) -> Iterator[Iterable[R]]:
-    """Applies a function to chunk ranges that end at contig boundaries, in several threads; gives the results in order."""
+def _scored_blocks(
+    folder: RunFolder, store: FrameStore, embeddings: Embeddings, head: "Head", block_chunks: int
+) -> Iterator[Iterable[tuple[_Block, _Parts]]]:
+    """Scores chunk ranges that end at contig boundaries, in several threads; gives the results in order."""
     from virnuc_core.models.heads import fixed_threads  # imports torch
 
-    def blocks() -> Iterator[tuple[int, int]]:
+    def ranges() -> Iterator[tuple[int, int]]:
         begin = 0
         while begin < store.num_chunks:
             last_record = store.chunk_record[min(begin + block_chunks, store.num_chunks) - 1]
@@ -211,18 +268,20 @@ def _in_parallel(
             yield begin, end
             begin = end
 
+    def score(chunks: tuple[int, int]) -> tuple[_Block, _Parts]:
+        return _score_block(folder, store, embeddings, head, *chunks)
+
     # More would wait for the thread that writes.
     threads = min(available_threads(), 4)
     # New threads take over the number of the last one that set it.
-    with (
-        fixed_threads(1),
-        Prefetcher(function, blocks(), depth=threads, threads=threads) as found,
-    ):
+    with fixed_threads(1), Prefetcher(score, ranges(), depth=threads, threads=threads) as found:
         yield found
 
 
-def rows_of(store: FrameStore, embeddings: Embeddings, begin: int, end: int) -> ScoredRows:
-    """The rows of chunks begin..end-1, which are of whole contigs."""
+def _score_block(
+    folder: RunFolder, store: FrameStore, embeddings: Embeddings, head: "Head", begin: int, end: int
+) -> tuple[_Block, _Parts]:
+    """Scores chunks begin..end-1, which are of whole contigs; also gives what the files of frames and chunks get."""
     first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
     contig = store.chunk_record[begin:end] - store.chunk_record[begin]
     scores = embeddings.rows(SCORES, first, last)  # read once for rows, chunks and contigs
@@ -230,124 +289,114 @@ def rows_of(store: FrameStore, embeddings: Embeddings, begin: int, end: int) -> 
     def read(name: str, left: int, right: int) -> npt.NDArray[Any]:
         return scores[left:right] if name == SCORES else embeddings.rows(name, first + left, first + right)
 
-    return ScoredRows(
+    rows = ScoredRows(
         read=read,
         chunk=store.frame_chunk[first:last] - begin,
         contig=contig,
         num_contigs=int(contig[-1]) + 1,
     )
-
-
-def _call_block(
-    block: tuple[int, int],
-    folder: RunFolder,
-    store: FrameStore,
-    embeddings: Embeddings,
-    head: "Head",
-    threshold: float,
-    contig_threshold: float,
-) -> _Block:
-    """Calls chunks begin..end-1 virus from `threshold` on, and their contigs from `contig_threshold` on."""
-    begin, end = block
-    first, last = np.searchsorted(store.frame_chunk, block).tolist()
-    first_contig = int(store.chunk_record[begin])
-    rows = rows_of(store, embeddings, begin, end)
     found = head.score_contigs(rows)
-    chunks = call_chunks(rows, store.frame_number[first:last], found, threshold)
-    contigs = call_contigs(chunks, rows.contig, found, head.tier_rules, contig_threshold)
-    classes = tuple(map(cell_text, head.classes))
     starts, ends = store.chunk_start[begin:end], store.chunk_end[begin:end]
-    regions = find_regions(
-        ChunkScores(contig=rows.contig, start=starts, end=ends, p_virus=found.p_region), threshold
-    )
-    chunk_table = _prediction_table(store, begin, end, chunks, classes)
-    contig_table = _contig_table(store, first_contig, contigs, found.novelty, classes)
-    names, lengths = contig_table["contig"].to_pylist(), contig_table["length"].to_pylist()
-
-    def sequence_of(contig: int) -> bytes:
-        return store.sequence(first_contig + contig)
-
-    counts = Counter(
-        scored_chunks=int(chunks.is_scored.sum()),
-        viral_chunks=int(chunks.is_virus.sum()),
-        regions=len(regions),
-        **{f"contigs_{call}": number for call, number in count_values(contig_table["call"]).items()},
-    )
-    parts: dict[Path, Iterable[Any]] = {
+    best = best_frames(rows, store.frame_number[first:last], end - begin)
+    table = _chunk_table(store, begin, end, found.p_chunk, best)
+    parts: _Parts = {
         folder.prediction_results: [
-            frame_lines(store.frame_id_column(first + left, first + right), rows.read(SCORES, left, right))
+            frame_lines(store.frame_id_column(first + left, first + right), scores[left:right])
             for left, right in pairwise([*range(0, last - first, 1 << 16), last - first])
         ],
-        folder.predictions: [table_lines(chunk_table, threshold)],
-        folder.predictions_parquet: [chunk_table],
-        folder.highest_score: [_highest_scores(store.chunk_id_column(begin, end), chunks)],
-        folder.contigs: [table_lines(contig_table, contig_threshold)],
-        folder.contigs_parquet: [contig_table],
-        folder.viral_contigs: (
-            fasta_record(names[contig], sequence_of(contig))
-            for contig in np.flatnonzero(contigs.is_virus).tolist()
-        ),
-        **region_files(folder, regions, names, lengths, sequence_of, threshold),
+        folder.chunks: [table_lines(table)],
+        folder.chunks_parquet: [table],
+        folder.highest_score: [_highest_scores(store.chunk_id_column(begin, end), found.p_chunk)],
     }
-    return parts, counts, contigs.p_call
+    block = _Block(
+        first_contig=int(store.chunk_record[begin]),
+        contigs=Scored.of(found, contig),
+        candidates=find_candidates(head, rows, found, starts, ends),
+    )
+    return block, parts
 
 
-def _prediction_table(
-    store: FrameStore, begin: int, end: int, calls: ChunkCalls, classes: tuple[str, ...]
+def _chunk_table(
+    store: FrameStore, begin: int, end: int, scores: Float64, best: npt.NDArray[np.uint8]
 ) -> pa.Table:
-    """Rows of predictions.tsv for the chunks begin..end-1; start and end are 1-based and inclusive."""
-    is_scored, schema = calls.is_scored, prediction_schema(store.meta.frames)
-    columns: dict[str, Any] = {
-        "contig": store.chunk_names(begin, end),
+    """Rows of chunks.tsv for the chunks begin..end-1; start and end are 1-based and inclusive."""
+    is_scored = ~np.isnan(scores)
+    columns = {
+        "seq_name": store.chunk_names(begin, end),
         "chunk": store.chunk_index[begin:end] + 1,
         "start": store.chunk_start[begin:end] + 1,
         "end": store.chunk_end[begin:end],
-        "best_frame": pa.array(FRAME_NAMES).take(pa.array(calls.best_frame, mask=~is_scored)),
-        "p_virus": pa.array(calls.p_virus, mask=~is_scored),
-        "call": _call_names(is_scored, calls.is_virus),
+        "best_frame": pa.array(FRAME_NAMES).take(pa.array(best, mask=best == NO_FRAME)),
+        "virus_score": pa.array(scores.round(6), mask=~is_scored),
         "status": pc.if_else(pa.array(is_scored), "scored", FRAME_KINDS[store.meta.frames].missing),
     }
-    if calls.classes is not None:
-        columns["class"] = pa.array(classes).take(pa.array(calls.classes, mask=~is_scored))
-    return pa.table(columns, schema)
+    return pa.table(columns, CHUNK_SCHEMA)
 
 
-def _contig_table(
-    store: FrameStore, first: int, calls: ContigCalls, novelty: Float64 | None, classes: tuple[str, ...]
-) -> pa.Table:
-    rows = slice(first, first + len(calls.chunks))
-    is_scored = calls.scored_chunks > 0
-    columns: dict[str, Any] = {
-        "contig": store.record_names(rows.start, rows.stop),
-        "record": store.record_number[rows],
+def _contig_table(store: FrameStore, block: _Block, calls: ContigCalls, classes: tuple[str, ...]) -> pa.Table:
+    contigs = block.contigs
+    rows = slice(block.first_contig, block.first_contig + len(contigs.score))
+    missing = np.isnan(contigs.score)
+    columns = {
+        "seq_name": store.record_names(rows.start, rows.stop),
         "length": store.record_length[rows],
-        "chunks": calls.chunks,
-        "scored_chunks": calls.scored_chunks,
-        "viral_chunks": calls.viral_chunks,
-        "share_viral": pa.array(calls.viral_chunks / np.maximum(calls.scored_chunks, 1), mask=~is_scored),
-        "mean_p": pa.array(calls.mean_p, mask=~is_scored),
-        "call": _call_names(is_scored, calls.is_virus),
-        "tier": calls.tiers,
+        "chunks": contigs.chunks,
+        "scored_chunks": contigs.scored_chunks,
+        "virus_score": pa.array(contigs.score, mask=missing),
+        "call": pa.array(CALLS).take(pa.array(calls.call)),
+        "confidence": calls.confidence.tolist(),
+        "class": pa.nulls(len(missing), pa.string()),
+        "novelty": pa.nulls(len(missing), pa.float64()),
     }
-    if calls.classes is not None:
-        columns["p_virus"] = pa.array(calls.p_call, mask=~is_scored)
-        columns["class"] = pa.array(classes).take(pa.array(calls.classes, mask=~is_scored))
-        columns["novelty"] = pa.array(novelty, from_pandas=True)
-    return pa.table(columns, contig_schema(store.meta.frames))
+    if contigs.classes is not None:
+        side = (calls.call == CALLS.index(VIRUS)).astype(np.int64)
+        best = np.take_along_axis(contigs.classes, side[:, None], axis=1)[:, 0]
+        columns["class"] = pa.array(classes).take(pa.array(best, mask=missing))
+        columns["novelty"] = pa.array(contigs.novelty, from_pandas=True)
+    return pa.table(columns, CONTIG_SCHEMA)
 
 
-def _call_names(is_scored: Bool, is_virus: Bool) -> pa.StringArray:
-    return pc.if_else(pa.array(is_scored), pc.if_else(pa.array(is_virus), VIRUS, OTHER), UNSCORED)
+def _viral_sequences(
+    store: FrameStore, block: _Block, calls: ContigCalls, mixture: Mixture | None, classes: tuple[str, ...]
+) -> Iterator[ViralSequence]:
+    """The viral contigs and the proviruses of a block, in the order of the input."""
+    found = block.candidates
+    is_virus = calls.call == CALLS.index(VIRUS)
+    virus, provirus = np.flatnonzero(is_virus), np.flatnonzero(calls.is_provirus)
+    numbered: list[tuple[int, int | None]] = [(contig, None) for contig in virus.tolist()]
+    numbered += [(int(found.contig[number]), number) for number in provirus.tolist()]
+    for contig, number in sorted(numbered, key=lambda one: one[0]):
+        row = block.first_contig + contig
+        sequence = store.sequence(row)
+        scored = block.contigs if number is None else found.scored
+        place = contig if number is None else number
+        start, end = (
+            (0, len(sequence)) if number is None else (int(found.start[number]), int(found.end[number]))
+        )
+        confidence = calls.confidence if number is None else calls.provirus_confidence
+        score = scored.score[place : place + 1]
+        yield ViralSequence(
+            contig=store.record_names(row, row + 1)[0],
+            contig_length=len(sequence),
+            start=start,
+            end=end,
+            bases=sequence[start:end],
+            is_provirus=number is not None,
+            score=float(score[0]),
+            fdr=float(mixture.fdr(score)[0]) if mixture else None,
+            virus_class=None if scored.classes is None else classes[scored.classes[place, 1]],
+            confidence=confidence[place],
+        )
 
 
-def _highest_scores(chunk_ids: pa.StringArray, calls: ChunkCalls) -> pa.Table:
-    """One row per scored chunk; called at 0.5, whatever the run's own threshold.
+def _highest_scores(chunk_ids: pa.StringArray, scores: Float64) -> pa.Table:
+    """One row per scored chunk; called at 0.5, whatever the run's own rule.
 
     Source: `determine_virus` in VirNucPro's prediction.py, written by pandas.
     """
-    calls_at_half = pc.if_else(pa.array(calls.p_virus >= 0.5), "True", "False")
+    calls_at_half = pc.if_else(pa.array(scores >= 0.5), "True", "False")
     table = pa.table([chunk_ids, calls_at_half], ("chunk", "call"))
-    return table.filter(pa.array(calls.is_scored))
+    return table.filter(pa.array(~np.isnan(scores)))
 
 
 def frame_lines(ids: pa.StringArray, scores: npt.NDArray[np.float32]) -> bytes:

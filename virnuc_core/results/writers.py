@@ -158,13 +158,13 @@ def header_line(columns: Iterable[str]) -> bytes:
     return "\t".join(columns).encode() + b"\n"
 
 
-def table_lines(table: pa.Table, threshold: float, joined_rows: int = 1 << 16) -> bytes:
-    """Tab-separated rows, with `NOT_AVAILABLE` for nulls and numbers as `six_decimals`; see `joined_lines`."""
+def table_lines(table: pa.Table, joined_rows: int = 1 << 16) -> bytes:
+    """Tab-separated rows, with `NOT_AVAILABLE` for nulls and numbers with six decimals; see `joined_lines`."""
 
     def cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
         if not pa.types.is_floating(column.type):
             return column.cast(pa.string()).fill_null(NOT_AVAILABLE)
-        numbers = six_decimals(column.fill_null(0.0).to_numpy(), threshold)
+        numbers = decimals(column.fill_null(0.0).to_numpy(), 6)
         return pc.if_else(column.is_valid(), numbers, NOT_AVAILABLE)
 
     return joined_lines(list(map(cells, table.columns)), joined_rows)
@@ -180,18 +180,6 @@ def joined_lines(columns: Sequence[pa.StringArray | pa.ChunkedArray], joined_row
         _, offsets, text = lines.buffers()
         parts.append(text[: np.frombuffer(offsets, np.int32)[len(lines)]].to_pybytes())
     return b"".join(parts)
-
-
-def six_decimals(values: Float64, threshold: float) -> pa.StringArray:
-    """Rounds (n,) to six decimals; where that would cross the threshold of a call, to the next value on its own side."""
-    is_near = np.abs(values - threshold) < 1e-6
-    sided = []
-    for value in values[is_near].tolist():
-        text = f"{value:.6f}"
-        if (float(text) >= threshold) != (value >= threshold):
-            text = f"{float(text) + (1e-6 if value >= threshold else -1e-6):.6f}"
-        sided.append(text)
-    return pc.replace_with_mask(decimals(values, 6), pa.array(is_near), pa.array(sided, pa.string()))
 
 
 def decimals(values: Float64, places: int) -> pa.StringArray:

@@ -1,21 +1,19 @@
 """Metrics of a predict run on labelled sequences, and their record, `evaluation.json`."""
 
-import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
+from virnuc_core.columns import Float64
 from virnuc_core.errors import MismatchError
 from virnuc_core.files import write_text
-from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import EVALUATED_RUN, EVALUATION_FILES, RunFolder
-from virnuc_core.specs import FRAME_KINDS
+from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.training.labels import RecordTable
 from virnuc_core.training.metrics import KnownCalls, Metrics, measure
 
@@ -58,13 +56,13 @@ class Evaluation:
 def measure_run(root: Path, run: RunReport, table: RecordTable) -> Evaluation:
     """Measures the run in `root / EVALUATED_RUN` and writes evaluation.json beside it."""
     folder = RunFolder(root / EVALUATED_RUN)
-    contigs = list(_rows(folder.contigs))
-    record = {row["contig"]: int(row["record"]) - 1 for row in contigs}
-    if max(record.values(), default=-1) >= len(table.names):
+    store = FrameStore.open(folder.frames)
+    if store.record_number.max(initial=0) > len(table.names):
         raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")
+    record = store.record_number - 1
     calls = {
-        "chunks": _known(table, record, _rows(folder.predictions), "p_virus"),
-        "contigs": _known(table, record, contigs, FRAME_KINDS[run.plan.frames].call_column),
+        "chunks": table.known_calls(record[store.chunk_record], _scores(folder.chunks_parquet)),
+        "contigs": table.known_calls(record, _scores(folder.contigs_parquet)),
     }
     levels = {level: measure(known) for level, known in calls.items()}
     evaluation = Evaluation(run=run, calls=calls, levels=levels)
@@ -72,18 +70,6 @@ def measure_run(root: Path, run: RunReport, table: RecordTable) -> Evaluation:
     return evaluation
 
 
-def _known(
-    table: RecordTable, record: Mapping[str, int], rows: Iterable[Mapping[str, str]], p_column: str
-) -> KnownCalls:
-    calls = [(record[row["contig"]], row["call"] == VIRUS, row[p_column]) for row in rows]
-    return table.known_calls(
-        np.array([row for row, _, _ in calls], np.int64),
-        [is_called for _, is_called, _ in calls],
-        np.array([np.nan if p == NOT_AVAILABLE else float(p) for _, _, p in calls], np.float64),
-    )
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        # No quotes: a name may begin with one.
-        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+def _scores(table: Path) -> Float64:
+    column = pq.read_table(table, columns=["virus_score"])["virus_score"]
+    return np.asarray(column.to_numpy(), np.float64)

@@ -19,7 +19,6 @@ from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
 from virnuc_core.models.heads import ContigHead, Head, HeadSpec, load_head, save_head
 from virnuc_core.models.scores import ScoredRows
-from virnuc_core.results.calls import call_chunks, call_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
@@ -341,12 +340,10 @@ def calls_of_test_records(data: TrainingData, head: Head) -> dict[str, KnownCall
         num_contigs=int(is_test.sum()),
     )
     scores = head.score_contigs(scored)
-    chunks = call_chunks(scored, store.frame_number[rows], scores)
-    contigs = call_contigs(chunks, scored.contig, scores, head.tier_rules)
     record = store.record_number[is_test] - 1
     return {
-        "chunks": table.known_calls(record[scored.contig], chunks.is_virus, chunks.p_virus),
-        "contigs": table.known_calls(record, contigs.is_virus, contigs.p_call),
+        "chunks": table.known_calls(record[scored.contig], scores.p_chunk),
+        "contigs": table.known_calls(record, scores.p_contig),
     }
 
 

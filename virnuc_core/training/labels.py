@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final, cast
 
 import numpy as np
-import numpy.typing as npt
 from Bio import BiopythonParserWarning, SeqIO
 from Bio.Seq import UndefinedSequenceError
 from Bio.SeqRecord import SeqRecord
@@ -93,11 +92,10 @@ class RecordTable:
         """Bool (R,)."""
         return np.asarray(self.classes == 0)
 
-    def known_calls(self, rows: Int64, is_called: npt.ArrayLike, p_virus: Float64) -> KnownCalls:
+    def known_calls(self, rows: Int64, p_virus: Float64) -> KnownCalls:
         """Calls of n chunks or contigs with their true classes; `rows` (n,) are the rows of their records."""
         return KnownCalls(
             is_viral=self.is_viral[rows],
-            is_called=np.asarray(is_called, np.bool_),
             p_virus=p_virus,
             classes=self.classes[rows],
             class_names=self.class_names,

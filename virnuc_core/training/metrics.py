@@ -17,14 +17,12 @@ class KnownCalls:
     """Calls of n chunks or contigs whose true class is known, arrays (n,).
 
     Attributes:
-        is_called: whether called virus; not meaningful where p_virus is NaN.
         p_virus: NaN where there is no score.
         classes: index into class_names, which may be finer than viral and other.
         lengths: bp of the record.
     """
 
     is_viral: Bool
-    is_called: Bool
     p_virus: Float64
     classes: Int64
     class_names: tuple[str, ...]
@@ -35,9 +33,14 @@ class KnownCalls:
         """Shape (n,)."""
         return ~np.isnan(self.p_virus)
 
+    @property
+    def is_called(self) -> Bool:
+        """Whether the score is 0.5 or more, shape (n,)."""
+        return self.p_virus >= 0.5
+
     def take(self, rows: Bool) -> "KnownCalls":
         """Selects rows by mask (n,)."""
-        names = ("is_viral", "is_called", "p_virus", "classes", "lengths")
+        names = ("is_viral", "p_virus", "classes", "lengths")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
 

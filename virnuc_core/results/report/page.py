@@ -24,28 +24,24 @@ import pyarrow.compute as pc
 from virnuc_core.columns import Int64
 from virnuc_core.files import write_text
 from virnuc_core.plain_text import visible
-from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
-from virnuc_core.results.fdr import SampleCalls
+from virnuc_core.results.calls import CALLS
 from virnuc_core.results.report.reading import (
     BINS,
-    ISLAND_SHARE,
-    UNSURE,
     Totals,
     histogram,
     iter_batches,
-    iter_contigs,
     most_important,
+    read_proviruses,
 )
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAME_KINDS, FRAMES_IN_WORDS, FrameRule, chunk_steps
+from virnuc_core.specs import FRAMES_IN_WORDS, chunk_steps
 
 LEVELS: Final = 254  # quantisation of track scores
 NO_SCORE: Final = 255
 MIN_TRACK_CHUNKS: Final = 4
-# The document refers to calls and tiers by index.
-_CALLS: Final = (VIRUS, OTHER, UNSCORED)
-_TIERS: Final = ("confident", "likely", UNSURE, NOT_AVAILABLE)
+# The document refers to calls and confidence by index.
+_CONFIDENCE: Final = ("confident", "likely", "unsure", NOT_AVAILABLE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +50,7 @@ class Limits:
 
     contigs: int = 100_000
     chunks: int = 4_000_000
-    regions: int = 100_000
+    proviruses: int = 100_000
     rejected: int = 200
     reasons: int = 20
     name_letters: int = 200
@@ -71,44 +67,43 @@ def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits = DEFA
 
     `document` is the content of run.json; the tables are those that the run has just written.
     """
-    frames: FrameRule = document["frames"]
-    counts, sample = document["counts"], document["sample"]
     totals = Totals()
-    contigs, regions = most_important(iter_contigs(folder, frames, limits.batch_rows), limits.contigs, totals)
+    contigs = most_important(folder, limits.contigs, limits.batch_rows, totals)
     place = contigs["place"].to_numpy()
     in_order = np.argsort(place)
     row_of = np.argsort(in_order)
     with_track = list(_choose_tracks(contigs, limits.chunks))
-    chunk_histogram, levels = _read_scores(folder.predictions_parquet, place[with_track], limits.batch_rows)
-    contig_of = pc.index_in(regions["place"], contigs["place"].combine_chunks()).to_numpy()
-    chosen = np.argsort(contig_of, kind="stable")[: limits.regions]
-    chosen = chosen[np.argsort(row_of[contig_of[chosen]], kind="stable")]
-    regions = regions.take(pa.array(chosen))
-    predicted = sorted({name for name, _ in totals.predicted})
+    chunk_histogram, levels = _read_scores(folder.chunks_parquet, place[with_track], limits.batch_rows)
+    proviruses = read_proviruses(folder)
+    contig_of = pc.index_in(proviruses["contig"], contigs["seq_name"].combine_chunks()).to_numpy(
+        zero_copy_only=False
+    )
+    chosen = np.flatnonzero(~np.isnan(contig_of.astype(float)))[: limits.proviruses]
+    rows = row_of[contig_of[chosen].astype(np.int64)]
+    proviruses = proviruses.take(pa.array(chosen))
+    classes = sorted({name for name, _ in totals.classes})
     return {
-        "headline": _headline(counts, totals.values["hosts"]),
-        "sample": f"{SampleCalls(**sample).in_words(counts['contigs_virus'])}." if sample else "",
+        "headline": _headline(document["counts"], document["sample"]),
         "run": _run_document(document, limits),
-        "call_column": FRAME_KINDS[frames].call_column,
         "totals": totals.document,
         "chunk_histogram": chunk_histogram.tolist(),
-        "names": {"calls": _CALLS, "tiers": _TIERS, "predicted": predicted},
-        "contigs": _contig_columns(contigs.take(pa.array(in_order)), frames, predicted, limits),
-        "regions": {
-            "row": row_of[contig_of[chosen]].tolist(),
-            **{name: regions[name].to_pylist() for name in ("start", "end", "score", "mean_p")},
-            "tier": list(map(_TIERS.index, regions["tier"].to_pylist())),
+        "names": {"calls": CALLS, "confidence": _CONFIDENCE, "classes": classes},
+        "contigs": _contig_columns(contigs.take(pa.array(in_order)), classes, limits),
+        "proviruses": {
+            "row": rows.tolist(),
+            **{name: proviruses[name].to_pylist() for name in ("start", "end", "fdr")},
+            "score": proviruses["virus_score"].to_pylist(),
+            "confidence": list(map(_CONFIDENCE.index, proviruses["confidence"].to_pylist())),
         },
         "tracks": {
             "rows": sorted(row_of[with_track].tolist()),
             "levels": b64encode(levels).decode(),
             "min_chunks": MIN_TRACK_CHUNKS,
         },
-        "island_share": ISLAND_SHARE,
         "rejected": _read_rejected(folder.rejected, limits),
-        "predicted": [
-            {"class": predicted.index(name), "is_virus": is_virus, **counts}
-            for (name, is_virus), counts in totals.predicted.items()
+        "classes": [
+            {"class": classes.index(name), "call": CALLS.index(call), **counts}
+            for (name, call), counts in totals.classes.items()
         ],
     }
 
@@ -117,7 +112,7 @@ def _run_document(document: Mapping[str, Any], limits: Limits) -> dict[str, Any]
     """What is shown of run.json, with long lists truncated; paths are not."""
     of_run = (
         *("out", "finished", "chunk_length", "frames", "counts", "work", "shards", "stage_seconds"),
-        *("throughput", "notes", "links", "versions", "plan_fingerprint", "threshold", "sample"),
+        *("throughput", "notes", "links", "versions", "plan_fingerprint", "calls", "sample"),
     )
     of_model = ("family", "repr_layer", "precision", "engine", "attention", "weights_fingerprint", "spec")
     files, lanes = document["inputs"], document["lanes"]
@@ -160,15 +155,28 @@ def _warnings(document: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _headline(counts: Mapping[str, int], hosts: int) -> str:
-    contigs = "contig" if counts["records"] == 1 else "contigs"
-    verb = "is" if counts["contigs_virus"] == 1 else "are"
-    parts = [f"{counts['contigs_virus']:,} of {counts['records']:,} {contigs} {verb} called viral"]
-    if hosts:
-        parts.append(f"{hosts:,} {'other has' if hosts == 1 else 'others have'} a viral region")
+def _headline(counts: Mapping[str, int], sample: Mapping[str, float] | None) -> str:
+    viral, proviruses, all_contigs = (
+        _number(counts[name], what)
+        for name, what in (
+            ("contigs_virus", "viral contig"),
+            ("proviruses", "provirus"),
+            ("records", "contig"),
+        )
+    )
+    parts = [f"{viral} and {proviruses} among {all_contigs}"]
+    if sample:
+        parts.append(
+            f"{sample['expected_false']:.1f} of these calls are expected to be false ({sample['expected_fdr']:.1%})"
+        )
     if unscored := counts["contigs_unscored"]:
-        parts.append(f"{unscored:,} {'has' if unscored == 1 else 'have'} no score")
+        parts.append(f"{_number(unscored, 'contig')} without a score")
     return "; ".join(parts) + "."
+
+
+def _number(count: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"
 
 
 def _choose_tracks(contigs: pa.Table, max_chunks: int) -> Iterator[int]:
@@ -185,43 +193,41 @@ def _read_scores(path: Path, wanted: Int64, batch_rows: int) -> tuple[Int64, byt
     counts = np.zeros(BINS, np.int64)
     parts: list[bytes] = []
     place = -1
-    for batch in iter_batches(path, ("chunk", "p_virus"), batch_rows):
-        p_virus = batch["p_virus"].to_numpy(zero_copy_only=False)
-        counts += histogram(p_virus)
+    for batch in iter_batches(path, ("chunk", "virus_score"), batch_rows):
+        scores = batch["virus_score"].to_numpy(zero_copy_only=False)
+        counts += histogram(scores)
         places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
         place = int(places[-1])
-        parts.append(quantise(p_virus)[np.isin(places, wanted)].tobytes())
+        parts.append(quantise(scores)[np.isin(places, wanted)].tobytes())
     return counts, b"".join(parts)
 
 
-def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+def quantise(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     """Probabilities (n,) as levels 0 to `LEVELS`, `NO_SCORE` for NaN.
 
     A level spans 1/254 upwards from level / 254, so that 0.5 is the border of a level.
     """
-    levels = np.floor(np.nan_to_num(p_virus) * LEVELS).astype(np.uint8)
-    levels[np.isnan(p_virus)] = NO_SCORE
+    levels = np.floor(np.nan_to_num(scores) * LEVELS).astype(np.uint8)
+    levels[np.isnan(scores)] = NO_SCORE
     return levels
 
 
-def _contig_columns(
-    contigs: pa.Table, frames: FrameRule, predicted: Sequence[str], limits: Limits
-) -> dict[str, Any]:
+def _contig_columns(contigs: pa.Table, classes: Sequence[str], limits: Limits) -> dict[str, Any]:
     names = {
         "place": "place",
         "length": "length",
         "chunks": "chunks",
         "scored": "scored_chunks",
-        "viral": "viral_chunks",
-        FRAME_KINDS[frames].call_column: "p_call",
+        "score": "virus_score",
+        "novelty": "novelty",
     }
     columns = {name: contigs[column].to_pylist() for name, column in names.items()}
-    columns["name"] = [_cut(name, limits.name_letters) for name in contigs["contig"].to_pylist()]
-    columns["call"] = list(map(_CALLS.index, contigs["call"].to_pylist()))
-    columns["tier"] = [_TIERS.index(tier or NOT_AVAILABLE) for tier in contigs["tier"].to_pylist()]
-    if predicted:
-        columns["predicted"] = pc.index_in(contigs["class"], pa.array(predicted)).to_pylist()
-        columns["novelty"] = contigs["novelty"].to_pylist()
+    columns["name"] = [_cut(name, limits.name_letters) for name in contigs["seq_name"].to_pylist()]
+    columns["call"] = list(map(CALLS.index, contigs["call"].to_pylist()))
+    columns["confidence"] = [
+        _CONFIDENCE.index(one or NOT_AVAILABLE) for one in contigs["confidence"].to_pylist()
+    ]
+    columns["class"] = pc.index_in(contigs["class"], pa.array(classes, pa.string())).to_pylist()
     return columns
 
 

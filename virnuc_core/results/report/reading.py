@@ -1,7 +1,7 @@
-"""Reads the Parquet tables of a run in blocks, with the regions of each contig: sums over all contigs, and the most important ones."""
+"""Reads the Parquet tables of a run in blocks: sums over all contigs, and the most important ones."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,16 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from virnuc_core.results.calls import VIRUS
-from virnuc_core.results.regions import REGION_SCHEMA
+from virnuc_core.results.calls import CALLS, PROVIRUS, VIRUS
 from virnuc_core.results.writers import count_values
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAME_KINDS, FrameRule
 
 BINS: Final = 50  # of histograms
-# A region covering less of its contig is an island in it, such as a prophage.
-ISLAND_SHARE: Final = 0.8
-UNSURE: Final = "unsure"
 
 
 def iter_batches(
@@ -31,130 +26,78 @@ def iter_batches(
         yield from file.iter_batches(batch_rows, columns=columns)
 
 
-def iter_contigs(
-    folder: RunFolder, frames: FrameRule, batch_rows: int = 1 << 16
-) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Rows of contigs.parquet and their rows of regions.parquet, in blocks, both with the `place` of the contig, from 0.
-
-    Contigs also have `p_call`, `num_regions`, `sure_regions` (of a tier above unsure) and `viral_bases`.
-    """
-    region_batches = iter_batches(folder.regions_parquet, None, batch_rows)
-    waiting = pa.RecordBatch.from_pylist([], REGION_SCHEMA)
-    first = 0
-    for batch in iter_batches(folder.contigs_parquet, None, batch_rows):
-        own = []
-        while len(waiting) or (waiting := next(region_batches, waiting)):
-            # Regions are in the order of their contigs, so those of this block come first.
-            rows = pc.index_in(waiting["contig"], batch["contig"]).drop_null().to_numpy()
-            own.append(waiting.slice(0, len(rows)).append_column("place", pa.array(first + rows, pa.int64())))
-            waiting = waiting.slice(len(rows))
-            if len(waiting):
-                break
-        regions = pa.Table.from_batches(own, REGION_SCHEMA.append(pa.field("place", pa.int64())))
-        rows, lengths = regions["place"].to_numpy() - first, regions["length"].to_numpy()
-        is_sure = pc.not_equal(regions["tier"], UNSURE).to_numpy()
-        added = {
-            "place": np.arange(first, first + len(batch)),
-            "p_call": batch[FRAME_KINDS[frames].call_column],
-            "num_regions": np.bincount(rows, minlength=len(batch)),
-            "sure_regions": np.bincount(rows[is_sure], minlength=len(batch)),
-            "viral_bases": np.bincount(rows, lengths, len(batch)).astype(np.int64),
-        }
-        contigs = pa.Table.from_batches([batch])
-        for name, values in added.items():
-            contigs = contigs.append_column(name, pa.array(values))
-        yield contigs, regions
-        first += len(batch)
+def read_proviruses(folder: RunFolder) -> pa.Table:
+    """Proviruses of virus_summary.parquet, with `contig`, `start` and `end` (1-based, inclusive)."""
+    summary = pq.read_table(folder.summary_parquet)
+    rows = summary.filter(pc.equal(summary["topology"], "provirus"))
+    places = pc.extract_regex(rows["seq_name"], r"(?P<contig>(?s:.*))\|provirus_(?P<start>\d+)_(?P<end>\d+)$")
+    for name, kind in (("contig", pa.string()), ("start", pa.int64()), ("end", pa.int64())):
+        rows = rows.append_column(name, pc.struct_field(places, name).cast(kind))
+    return rows
 
 
 class Totals:
     """Sums over contigs.
 
     Attributes:
-        values: region_bases are those in regions, island_contigs those viral in part, hosts those not called virus, but with a
-            region of a tier above unsure.
-        predicted: contigs and bases by predicted class and whether it is one of viruses.
+        values: contigs and bases.
+        classes: contigs and bases by class and call.
     """
 
     def __init__(self) -> None:
-        names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
-        self.values: Counter[str] = Counter(dict.fromkeys(names, 0))
-        self.predicted: dict[tuple[str, bool], Counter[str]] = {}
-        self._calls: Counter[str] = Counter()
-        self._tiers: Counter[str] = Counter()
+        self.values: Counter[str] = Counter({"contigs": 0, "bases": 0})
+        self.classes: dict[tuple[str, str], Counter[str]] = {}
+        self._confidence: Counter[str] = Counter()
         self._histogram = np.zeros(BINS, np.int64)
-        self._p_sum = 0.0
 
     def add(self, contigs: pa.Table) -> None:
-        """Counts the next contigs, as `iter_contigs` gives them."""
-        length, num_regions, viral_bases, sure_regions = (
-            contigs[name].to_numpy() for name in ("length", "num_regions", "viral_bases", "sure_regions")
-        )
-        is_virus = pc.equal(contigs["call"], VIRUS).to_numpy()
-        self._calls.update(count_values(contigs["call"]))
-        self._tiers.update(count_values(contigs["tier"].filter(pa.array(is_virus))))
-        p_call = contigs["p_call"].drop_null().to_numpy()
-        self._histogram += histogram(p_call)
-        # One after the other, so that the sum does not depend on how many are added at a time.
-        self._p_sum = float(np.add.accumulate(np.append(self._p_sum, p_call))[-1])
-        is_island = (num_regions > 0) & (viral_bases < ISLAND_SHARE * length)
-        sums = {
-            "contigs": len(contigs),
-            "bases": length.sum(),
-            "regions": num_regions.sum(),
-            "region_bases": viral_bases.sum(),
-            "island_contigs": is_island.sum(),
-            "hosts": (~is_virus & (sure_regions > 0)).sum(),
-        }
-        self.values.update({name: int(number) for name, number in sums.items()})
-        if "class" in contigs.column_names:
-            keys = pa.table({"class": contigs["class"], "is_virus": is_virus, "bases": length})
-            keys = keys.filter(keys["class"].is_valid())
-            grouped = keys.group_by(["class", "is_virus"], use_threads=False)
-            for row in grouped.aggregate([([], "count_all"), ("bases", "sum")]).to_pylist():
-                own = self.predicted.setdefault((row["class"], row["is_virus"]), Counter())
-                own.update(contigs=row["count_all"], bases=row["bases_sum"])
+        """Counts the next contigs."""
+        self.values.update(contigs=len(contigs), bases=pc.sum(contigs["length"]).as_py() or 0)
+        is_viral = pc.is_in(contigs["call"], pa.array([VIRUS, PROVIRUS]))
+        self._confidence.update(count_values(contigs["confidence"].filter(is_viral)))
+        self._histogram += histogram(contigs["virus_score"].drop_null().to_numpy())
+        known = contigs.filter(contigs["class"].is_valid())
+        grouped = known.group_by(["class", "call"], use_threads=False)
+        for row in grouped.aggregate([([], "count_all"), ("length", "sum")]).to_pylist():
+            own = self.classes.setdefault((row["class"], row["call"]), Counter())
+            own.update(contigs=row["count_all"], bases=row["length_sum"])
 
     @property
     def document(self) -> dict[str, Any]:
-        """As JSON values; tiers are of contigs called virus, histogram and sum are of p_call."""
+        """As JSON values; confidence is of viral contigs and those with a provirus, the histogram is of scores."""
         return {
             **self.values,
-            "calls": dict(self._calls),
-            "tiers": dict(self._tiers),
+            "confidence": dict(self._confidence),
             "histogram": self._histogram.tolist(),
-            "p_sum": self._p_sum,
         }
 
 
-def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Counts of the probabilities (n,) in `BINS` equal bins of 0..1, ignoring NaN."""
-    bins = np.minimum((p_virus[~np.isnan(p_virus)] * BINS + 1e-9).astype(np.int64), BINS - 1)
+def histogram(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Counts of the scores (n,) in `BINS` equal bins of 0..1, ignoring NaN."""
+    bins = np.minimum((scores[~np.isnan(scores)] * BINS + 1e-9).astype(np.int64), BINS - 1)
     return np.bincount(bins, minlength=BINS).astype(np.int64)
 
 
-def most_important(
-    blocks: Iterable[tuple[pa.Table, pa.Table]], limit: int, totals: Totals
-) -> tuple[pa.Table, pa.Table]:
-    """The contigs to keep if there are too many, and their regions: viral ones first, then by viral chunks, length, and input order.
+def most_important(folder: RunFolder, limit: int, batch_rows: int, totals: Totals) -> pa.Table:
+    """The contigs to keep if there are too many, with their `place` in the input: viral ones first, then by score and length.
 
     A few blocks more than the limit are held at a time. All contigs are added to the totals.
     """
-    contigs: list[pa.Table] = []
-    regions: list[pa.Table] = []
-    for own_contigs, own_regions in blocks:
-        totals.add(own_contigs)
-        contigs.append(own_contigs)
-        regions.append(own_regions)
-        if sum(map(len, contigs)) >= 2 * limit:
-            contigs, regions = ([kept] for kept in _kept(contigs, regions, limit))
-    return _kept(contigs, regions, limit)
+    kept: list[pa.Table] = []
+    first = 0
+    for batch in iter_batches(folder.contigs_parquet, None, batch_rows):
+        rows = pa.Table.from_batches([batch])
+        totals.add(rows)
+        kept.append(rows.append_column("place", pa.array(np.arange(first, first + len(rows)))))
+        first += len(rows)
+        if sum(map(len, kept)) >= 2 * limit:
+            kept = [_most_important(kept, limit)]
+    return _most_important(kept, limit)
 
 
-def _kept(contigs: list[pa.Table], regions: list[pa.Table], limit: int) -> tuple[pa.Table, pa.Table]:
-    rows = pa.concat_tables(contigs)
-    is_viral = pc.equal(rows["call"], VIRUS).to_numpy() | (rows["num_regions"].to_numpy() > 0)
-    keys = (rows["place"], pc.negate(rows["length"]), pc.negate(rows["viral_chunks"]), ~is_viral)
-    rows = rows.take(pa.array(np.lexsort([np.asarray(key) for key in keys])[:limit]))
-    own = pa.concat_tables(regions)
-    return rows, own.filter(pc.is_in(own["place"], rows["place"].combine_chunks()))
+def _most_important(tables: list[pa.Table], limit: int) -> pa.Table:
+    rows = pa.concat_tables(tables)
+    order = pc.index_in(rows["call"], pa.array(CALLS)).to_numpy()
+    score = -np.nan_to_num(rows["virus_score"].to_numpy())
+    keys = (rows["place"].to_numpy(), -rows["length"].to_numpy(), score, order)
+    return rows.take(pa.array(np.lexsort(keys)[:limit]))
