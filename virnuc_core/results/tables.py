@@ -34,6 +34,7 @@ from virnuc_core.results.calls import (
     best_frames,
     call_contigs,
     find_candidates,
+    sample_scores,
 )
 from virnuc_core.results.embeddings import SCORES, Embeddings
 from virnuc_core.results.sample import Mixture, SampleCalls, sample_calls
@@ -163,7 +164,9 @@ def write_tables(
                 for piece in pieces:
                     write[path](piece)
             blocks.append(block)
-    scores = np.concatenate([np.empty(0), *(block.contigs.score for block in blocks)])
+    scores = np.concatenate(
+        [np.empty(0), *(sample_scores(block.contigs, block.candidates) for block in blocks)]
+    )
     mixture = Mixture.of(scores, rule.prior) if FRAME_KINDS[head.frames].is_calibrated else None
     threshold = mixture.threshold(rule) if mixture else (rule.threshold or BALANCED)
     counts: Counter[str] = Counter()
