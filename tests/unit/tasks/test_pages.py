@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from virnuc_core.results.fdr import SampleCalls
 
 from tasks.pages.markdown import cell, code, link, links_of, size, table
 from tasks.pages.plots import (
@@ -21,7 +22,6 @@ from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tests.made_lanes import counters, report
 from tests.made_models import MadeRun
 from tests.made_plans import PLAN, model
-from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
