@@ -243,7 +243,7 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
             lambda results: score_rows(results, subset="without eukaryotic viruses"),
         ),
         "tiers": table(
-            "sequences|tier|number|called right|called virus|of these viral",
+            "sequences|confidence|number|called right|called virus|of these viral",
             "{title}|`{tier}`|{sequences:,}|{right:percent}|{called_virus:,}|{precision:percent}",
             score_tier_rows,
         ),
