@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -164,6 +164,28 @@ def write_tables(
                 for piece in pieces:
                     write[path](piece)
             blocks.append(block)
+    counts, sample = _write_contigs(folder, store, head, rule, blocks)
+    _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
+    return TableCounts(
+        records=store.num_records,
+        rejected=store.meta.num_rejected,
+        chunks=store.num_chunks,
+        scored_chunks=sum(int(block.contigs.scored_chunks.sum()) for block in blocks),
+        frames=store.num_frames,
+        short_contigs=_count_short(store),
+        contigs_virus=counts[VIRUS],
+        contigs_provirus=counts[PROVIRUS],
+        contigs_nonviral=counts[NONVIRAL],
+        contigs_unscored=counts[UNSCORED],
+        proviruses=counts["proviruses"],
+        sample=sample,
+    )
+
+
+def _write_contigs(
+    folder: RunFolder, store: FrameStore, head: "Head", rule: CallRule, blocks: Sequence[_Block]
+) -> tuple[Counter[str], SampleCalls | None]:
+    """Calls all contigs, and writes the files of contigs and viral sequences; gives how many there are of each call."""
     scores = np.concatenate(
         [np.empty(0), *(sample_scores(block.contigs, block.candidates) for block in blocks)]
     )
@@ -190,21 +212,7 @@ def write_tables(
             counts.update(table["call"].to_pylist())
             called += [one.score for one in viral]
             counts["proviruses"] += sum(one.is_provirus for one in viral)
-    _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
-    return TableCounts(
-        records=store.num_records,
-        rejected=store.meta.num_rejected,
-        chunks=store.num_chunks,
-        scored_chunks=sum(int(block.contigs.scored_chunks.sum()) for block in blocks),
-        frames=store.num_frames,
-        short_contigs=_count_short(store),
-        contigs_virus=counts[VIRUS],
-        contigs_provirus=counts[PROVIRUS],
-        contigs_nonviral=counts[NONVIRAL],
-        contigs_unscored=counts[UNSCORED],
-        proviruses=counts["proviruses"],
-        sample=sample_calls(mixture, threshold, np.array(called)) if mixture else None,
-    )
+    return counts, sample_calls(mixture, threshold, np.array(called)) if mixture else None
 
 
 def _count_short(store: FrameStore) -> int:
