@@ -170,7 +170,7 @@ def load_training_genomes(data: Path) -> Genomes:
 
 
 def predict(model: KmerModel, fasta: Path, out: Path) -> None:
-    """Writes a table with `contig` and `p_virus` of each record, NA without a score."""
+    """Writes a table with `seq_name` and `virus_score` of each record, NA without a score."""
     with dnaio.open(fasta) as reader:
         records = [(record.name.split()[0], record.sequence) for record in reader]
     scores = model.p_virus(ByteColumn.from_strings(sequence for _, sequence in records))
@@ -178,7 +178,7 @@ def predict(model: KmerModel, fasta: Path, out: Path) -> None:
         f"{name}\t{'NA' if np.isnan(score) else f'{score:.6f}'}"
         for (name, _), score in zip(records, scores, strict=True)
     ]
-    out.write_text("\n".join(["contig\tp_virus", *rows]) + "\n")
+    out.write_text("\n".join(["seq_name\tvirus_score", *rows]) + "\n")
 
 
 def main() -> None:

@@ -116,7 +116,7 @@ def copy_of(run: MadeRun, root: Path) -> MadeRun:
 def write_results(run: MadeRun) -> None:
     """All files of a computed run except its report."""
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, run.head)
+    write_tables(run.folder, run.store, run.head, run.plan.calls)
 
 
 def plan_run(

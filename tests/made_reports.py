@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from virnuc_core.results.fdr import SampleCalls
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
-from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts, contig_schema, prediction_schema

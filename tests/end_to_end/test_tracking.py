@@ -95,8 +95,8 @@ def test_a_flow_is_found_again_in_mlflow_and_in_prefect(
     assert run.info.status == "FINISHED"
     assert (run.data.tags["virnuc.mode"], run.data.tags["virnuc.project"]) == ("local", "soil")
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert {"predictions.tsv", "contigs.tsv", "report.html", "run.json"} <= files
-    assert {"lanes.tsv", "p_virus.png"} <= files
+    assert {"chunks.tsv", "contigs.tsv", "report.html", "run.json"} <= files
+    assert {"lanes.tsv", "virus_score.png"} <= files
     lanes = Path(client.download_artifacts(run.info.run_id, "lanes.tsv", str(tmp_path))).read_text()
     assert lanes.splitlines()[1].split("\t")[4] == str(len(report.plan.shards))
     asyncio.run(APILogHandler.aflush())
@@ -205,14 +205,14 @@ def test_nothing_of_a_foreign_folder_is_done_or_copied_from_elsewhere(
     document |= {"run_as": "flow", "id": "abcdef0123456789", "out": str(secret)}
     document["labels"] = {"files": str(secret)}
     (run / "run.json").write_text(json.dumps(document))
-    for name in ("regions.tsv", "report.html"):
+    for name in ("virus_summary.tsv", "report.html"):
         (run / name).unlink()
         (run / name).symlink_to(secret)
     virnuc.done("server", "track", run)
     tracked = next(one for one in runs_in(client, run) if one.data.tags["virnuc.run"] == "abcdef0123456789")
     files = {file.path for file in client.list_artifacts(tracked.info.run_id)}
     assert "contigs.tsv" in files
-    assert not {"regions.tsv", "report.html", "secret"} & files
+    assert not {"virus_summary.tsv", "report.html", "secret"} & files
 
     for broken in ({**document, "id": "x' or 1"}, {**document, "inputs": 7}, {"kind": "predict"}):
         (run / "run.json").write_text(json.dumps(broken))

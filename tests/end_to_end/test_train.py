@@ -185,13 +185,13 @@ def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
     figures = json.loads((out / "evaluation.json").read_text())
     assert figures["frames"] == "longest"
     assert figures["chunks"]["scored"] == figures["chunks"]["count"]
-    assert {row[7] for row in rows(out / "run" / "predictions.tsv")[1:]} == {"scored"}
+    assert {row[6] for row in rows(out / "run" / "chunks.tsv")[1:]} == {"scored"}
     contigs = rows(out / "run" / "contigs.tsv")
-    assert contigs[0][-3:] == ["p_virus", "class", "novelty"]
-    assert all(0 <= float(row[12]) <= 2 for row in contigs[1:])
-    called = [(row[0].startswith("viral"), row[8], row[11]) for row in contigs[1:]]
-    assert sum(kind == (call == "virus") for kind, call, _ in called) > 0.9 * len(called)
-    assert {(call, name) for _, call, name in called} == {("virus", "viral"), ("other", "other")}
+    assert contigs[0][4:] == ["virus_score", "call", "confidence", "class", "novelty"]
+    assert all(0 <= float(row[8]) <= 2 for row in contigs[1:])
+    called = [(row[0].startswith("viral"), float(row[4]) >= 0.5) for row in contigs[1:]]
+    assert sum(is_viral == is_called for is_viral, is_called in called) > 0.9 * len(called)
+    assert {(row[5], row[7]) for row in contigs[1:]} <= {("virus", "viral"), ("nonviral", "other")}
     for level in ("chunks", "contigs"):
         assert (
             figures[level]["confusion"]["viral_called_virus"]

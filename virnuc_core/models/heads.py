@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from virnuc_core.columns import Float64, Int64
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.files import atomic_path, from_json, parse_object
 from virnuc_core.models.catalogue import HEAD_METADATA, read_purpose
@@ -419,24 +419,23 @@ class ContigHead(Head):
             p_context = _probabilities(self.context_margin(context))
             novelty = self.novelty(embedding).double().numpy()
 
-        def spread(values: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
-            """(C, ...) with `values` (S, ...) and `missing` in the others."""
-            spread = np.full((len(rows.contig), *values.shape[1:]), missing, values.dtype)
+        def spread(values: Float64) -> Float64:
+            """(C,) with `values` (S,) and NaN in the others."""
+            spread = np.full(len(rows.contig), np.nan)
             spread[chunks] = values
             return spread
 
         return ContigScores(
-            p_chunk=spread(p_chunk, np.nan),
-            p_region=spread(p_context, np.nan),
+            p_chunk=spread(p_chunk),
+            p_region=spread(p_context),
             p_contig=np.where(is_scored, p_contig, np.nan),
             is_novel=is_scored & (novelty > float(self.novelty_limit)),
-            chunk_classes=spread(self._best_classes(logits), -1),
             contig_classes=np.where(is_scored[:, None], self._best_classes(contig_logits), -1),
             embedding=np.where(is_scored[:, None], embedding.numpy(), np.float32(np.nan)),
             novelty=np.where(is_scored, novelty, np.nan),
         )
 
-    def _best_classes(self, logits: Tensor) -> npt.NDArray[np.int64]:
+    def _best_classes(self, logits: Tensor) -> Int64:
         """int64 (n, 2): the class with the highest of the logits (n, K) among those that are no viruses, and among viruses."""
         virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
         best = torch.stack((other.argmax(1) + self.spec.num_virus, virus.argmax(1)), dim=1)
@@ -573,7 +572,7 @@ def save_head(head: Head, path: Path, facts: Mapping[str, Any] | None = None) ->
         save_file(state, temporary, metadata=metadata)
 
 
-def _probabilities(margin: Tensor) -> npt.NDArray[np.float64]:
+def _probabilities(margin: Tensor) -> Float64:
     # torch's sigmoid rounds the last few values of an array differently.
     return np.asarray(np.exp(-np.logaddexp(0.0, -margin.double().numpy())))
 

@@ -155,6 +155,8 @@ def test_settings_count_unless_they_say_where_and_how_fast(tmp_path: Path) -> No
     different: list[dict[str, object]] = [
         {"threshold": 0.6},
         {"fdr": 0.1},
+        {"prior": 0.1},
+        {"relaxed": True},
         {"min_length": 9},
         {"embeddings": "none"},
         {"chunk_length": 500},

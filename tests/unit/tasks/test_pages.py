@@ -12,17 +12,17 @@ from PIL import Image
 
 from tasks.pages.markdown import cell, code, link, links_of, size, table
 from tasks.pages.plots import (
-    p_virus_figure,
     roc_figure,
     run_figures,
+    score_figure,
     throughput_figure,
 )
 from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tests.made_lanes import counters, report
 from tests.made_models import MadeRun
 from tests.made_plans import PLAN, model
-from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.run_json import RunReport
+from virnuc_core.results.sample import SampleCalls
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
@@ -59,12 +59,10 @@ def test_size_is_in_a_unit_that_suits_it(num_bytes: int, text: str) -> None:
 
 
 COUNTS = TableCounts(
-    records=1800, rejected=3, chunks=5000, scored_chunks=4000, viral_chunks=900, frames=7000,
-    contigs_virus=500, contigs_other=1200, contigs_unscored=100,
+    records=1800, rejected=3, chunks=5000, scored_chunks=4000, frames=7000, short_contigs=0, proviruses=30,
+    contigs_virus=480, contigs_provirus=20, contigs_nonviral=1200, contigs_unscored=100, sample=None,
 )  # fmt: skip
-SAMPLE = SampleCalls(
-    prior=0.5, share=0.3, share_low=0.28, fdr=None, threshold=0.5, expected_fdr=0.025, expected_false=12.5
-)
+SAMPLE = SampleCalls(share=0.3, threshold=0.5, expected_fdr=0.025, expected_false=12.5)
 RUN = RunReport(
     plan=replace(PLAN, models=(model("esm2", name="my_model"),)),
     out="/results/sample",
@@ -80,13 +78,12 @@ MANY_INPUTS = tuple(InputFile(name=f"<{i}>|.fa", size=1_000_000, sha256="") for 
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (RUN, "# 500 of 1,800 contigs called virus\n"),
-        (RUN, "| contigs | 500 | 1,200 | 100 | 1,800 |"),
-        (RUN, "| chunks | 900 | 3,100 | 1,000 | 5,000 |"),
+        (RUN, "# 480 of 1,800 contigs are viral, 30 proviruses\n"),
+        (RUN, "| 480 | 20 | 1,200 | 100 | 1,800 |"),
         (RUN, "3 records cannot be used"),
         (
             replace(RUN, counts=replace(COUNTS, sample=SAMPLE)),
-            "false calls to expect: 12 of 500 (2.5 %).\n",
+            "Expected false positives: 12.5 (2.5%).\n",
         ),
         (RUN, r"| ESM-2 my\_model | 8 | fp32, packed engine, sdpa attention | 50.0% | `aaaaaaaaaaaa` |"),
         (RUN, "2 of 2 shards computed in 1 lane: **2 sequences/s**, 200 residues/s, 13 s in all."),
@@ -127,21 +124,20 @@ def drawn_size(figure: Figure) -> tuple[int, int]:
     return Image.open(picture).size
 
 
-def test_the_bars_of_calls_are_counted_on_their_side_of_the_threshold() -> None:
+def test_the_bars_of_scores() -> None:
     counts = [0] * 50
     counts[0], counts[24], counts[25], counts[49] = 1, 1, 1, 2
-    figure = p_virus_figure(counts, 0.5)
+    figure = score_figure(counts)
     (axes,) = figure.axes
     assert [round(bar.get_height()) for bar in axes.patches] == counts
     assert [round(bar.get_x(), 2) for bar in axes.patches][:3] == [0.0, 0.02, 0.04]
-    assert {text.get_text() for text in axes.texts} == {"other: 2", "virus: 3"}
     assert drawn_size(figure) == (960, 540)
 
 
 def test_every_scored_chunk_is_counted(finished_run: MadeRun) -> None:
-    table = pd.read_csv(finished_run.folder.predictions, sep="\t")
-    scored = table.p_virus.dropna()
-    figure = dict(run_figures(finished_run.folder))["p_virus"]
+    table = pd.read_csv(finished_run.folder.chunks, sep="\t")
+    scored = table.virus_score.dropna()
+    figure = dict(run_figures(finished_run.folder))["virus_score"]
     counts = [round(bar.get_height()) for bar in figure.axes[0].patches]
     assert sum(counts) == len(scored) < len(table)
     assert sum(counts[25:]) == (scored >= 0.5).sum()
@@ -162,7 +158,6 @@ def test_a_level_with_one_class_alone_has_no_line() -> None:
     p = np.linspace(0, 1, 90)
     chunks = KnownCalls(
         is_viral=(np.arange(90) % 3 > 0) & (p > 0.3),
-        is_called=p >= 0.5,
         p_virus=p,
         classes=np.zeros(90, np.int64),
         class_names=("viral",),
