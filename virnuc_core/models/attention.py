@@ -304,10 +304,9 @@ class TritonAttention:
 
     def __call__(self, qkv: Tensor, quantize: bool = False) -> Tensor:
         """(T, 3, N, H) -> (T, N * H), in fp8 e4m3 if `quantize`."""
-        output: Tensor = torch.ops.virnuc.packed_attention(
-            qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes, quantize
-        )
-        return output
+        from virnuc_core.models.kernels.attention import packed_attention
+
+        return packed_attention(qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes, quantize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from virnuc_core.models.attention import pair_rows
 from virnuc_core.models.encoders import ESM2, DnabertS, Encoder
 from virnuc_core.models.memory import upload
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
-from virnuc_core.specs import MODEL_IN_WORDS, AttentionBackend, Family, ModelSpec, ResolvedPrecision
+from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
 
 # The one parameter that is a row of a published table instead of a whole tensor.
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
@@ -464,9 +464,10 @@ def load_model(
     checkpoint: Checkpoint,
     device: torch.device | str,
     precision: ResolvedPrecision,
-    compiled_for: AttentionBackend | None = None,
+    *,
+    compiled: bool = False,
 ) -> Encoder:
-    """A model in evaluation mode without gradients; its layers are compiled if an attention is given for that."""
+    """A model in evaluation mode without gradients; `compiled` compiles its layers with torch.compile."""
     spec = checkpoint.spec
     model = _without_storage(spec)
     # In fp8, of everything but the matrix products.
@@ -477,10 +478,10 @@ def load_model(
     model = model.requires_grad_(False).eval()
     if precision == "fp8":
         model.quantize()
-    elif compiled_for is None or torch.device(device).type != "cpu":
+    elif not compiled or torch.device(device).type != "cpu":
         model.prepare_inference()  # graphs cannot take weights packed by oneDNN
-    if compiled_for is not None:
-        model.compile_layers(compiled_for)
+    if compiled:
+        model.compile_layers()
     _log.info(
         "loaded %s: %d layers, width %d, %s on %s",
         checkpoint.name,

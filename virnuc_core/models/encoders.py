@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.models.attention import PackedLayout, packed_attention, sequence_index
-from virnuc_core.models.kernels import has_kernels
+from virnuc_core.models.kernels import has_kernels, keep_out_of_graphs
 from virnuc_core.models.layers import (
     Fp8Linear,
     GemmInput,
@@ -88,20 +88,17 @@ class Encoder(nn.Module):
         """Rearranges weights for the kernels of the device, once they are there in their final dtype."""
         pack_layers(self)
 
-    def compile_layers(self, backend: AttentionBackend) -> None:
+    def compile_layers(self) -> None:
         """Compiles the layers with torch.compile, for any number of tokens, when the first batch is computed.
 
-        Attention other than by our kernels, which loops over sequences, stays outside of the graphs.
+        Our kernels and attention, which may loop over sequences, stay outside of the graphs.
         """
         # Otherwise sizes that happen to be equal in the first batch share a symbol, and others trigger recompilation.
         torch.fx.experimental._config.use_duck_shape = False
-        # It calls the driver, which Dynamo cannot trace.
-        torch.compiler.assume_constant_result(has_kernels)
-        is_traced = backend == "triton"
+        keep_out_of_graphs()
         for layer in self.layers:
-            if not is_traced:
-                layer.attend = torch.compiler.disable(packed_attention)
-            layer.compile(fullgraph=is_traced, dynamic=True)
+            layer.attend = torch.compiler.disable(packed_attention)
+            layer.compile(dynamic=True)
 
     def initialise_weights(self) -> None:
         """Sets small normal weights and zero biases, for training from scratch."""
@@ -179,10 +176,11 @@ class ESM2(Encoder):
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
         """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12 % of tokens."""
         if self.spec.token_dropout and has_half_kernels(self.embed_tokens.weight):
-            scaled: Tensor = torch.ops.virnuc.embed_tokens(
+            from virnuc_core.models.kernels.rowwise import embed_tokens
+
+            return embed_tokens(
                 input_ids, layout.cu_seqlens, self.embed_tokens.weight, MASK_TOKEN, 1 - _TRAINED_MASK_RATIO
             )
-            return scaled
         embedded: Tensor = self.embed_tokens(input_ids)
         if not self.spec.token_dropout:
             return embedded
@@ -227,12 +225,12 @@ class DnabertSLayer(nn.Module):
             hidden_states,
             self.attention_norm,
             self.ffn_in,
-            normed_residual=True,
+            post_norm=True,
             dropout=dropout,
         )
         inner = linear_gated_gelu(self.ffn_in, gemm_input, self.ffn_out)
         return linear_add_norm(
-            self.ffn_out, inner, hidden_states, self.ffn_norm, self.qkv, normed_residual=True, dropout=dropout
+            self.ffn_out, inner, hidden_states, self.ffn_norm, self.qkv, post_norm=True, dropout=dropout
         )
 
 
@@ -284,8 +282,9 @@ def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_toke
     zeros.
     """
     if has_kernels(hidden_states.device) and not torch.is_grad_enabled():
-        means: Tensor = torch.ops.virnuc.segment_mean(hidden_states, cu_seqlens, include_special_tokens)
-        return means
+        from virnuc_core.models.kernels.rowwise import segment_mean
+
+        return segment_mean(hidden_states, cu_seqlens, include_special_tokens)
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     if include_special_tokens:
         offsets = cu_seqlens.long()

@@ -216,13 +216,12 @@ def linear(layer: Linear, x: GemmInput) -> Tensor:
 def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInput:
     """(T, I) -> (T, O), GELU of the product, in the form that `next_linear` takes: its erf form, or in fp8 the tanh form."""
     if isinstance(layer, Fp8Linear):
-        return _fp8_gelu(layer, x, False, next_linear)
+        return _fused_fp8_gelu(layer, x, next_linear, gated=False)
     assert isinstance(x, Tensor)
     if isinstance(layer, OnednnLinear):
         return layer.multiply(x, "gelu")
     if _fuses_activation(layer, x) and not torch.is_grad_enabled():
-        fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
-        return fused
+        return _fused_gelu(x, layer.weight, layer.bias, gated=False)
     return functional.gelu(functional.linear(x, layer.weight, layer.bias))
 
 
@@ -231,11 +230,10 @@ def linear_gated_gelu(
 ) -> GemmInput:
     """(T, I) -> (T, O / 2): GELU of the first half of a bias-free layer's output times the second half."""
     if isinstance(layer, Fp8Linear):
-        return _fp8_gelu(layer, x, True, next_linear)
+        return _fused_fp8_gelu(layer, x, next_linear, gated=True)
     assert isinstance(x, Tensor)
     if isinstance(layer, InterleavedGLU):
-        fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, None, True)
-        return fused
+        return _fused_gelu(x, layer.weight, None, gated=True)
     if isinstance(layer, SplitGLU):
         return layer.value.multiply_with(x, layer.gate.multiply(x, "gelu"), "mul")
     gate, value = functional.linear(x, layer.weight).chunk(2, dim=-1)
@@ -249,28 +247,27 @@ def linear_add_norm(
     norm: nn.LayerNorm,
     next_linear: nn.Module | None,
     *,
-    normed_residual: bool = False,
+    post_norm: bool = False,
     dropout: float = 0.0,
 ) -> tuple[Tensor, GemmInput]:
     """The end of a branch: its last product, the residual connection, and the next LayerNorm.
 
     `x` is (T, I), `residual` (T, D); `next_linear` takes the LayerNorm, None if that is a result. Returns what the
-    next branch is added to, (T, D), which is the LayerNorm with `normed_residual` (post-norm) and else the sum
-    (pre-norm), and the LayerNorm in the form that `next_linear` takes. `dropout` must be 0 outside training.
+    next branch is added to, (T, D), which is the LayerNorm with `post_norm` and else the sum, and the LayerNorm in the form that `next_linear` takes. `dropout` must be 0 outside training.
     """
     if isinstance(layer, Fp8Linear):
         branch = layer.matmul(x, None)
-        return _add_norm(branch, layer.bias, residual, norm, next_linear, normed_residual)
+        return _add_norm(branch, layer.bias, residual, norm, next_linear, post_norm)
     assert isinstance(x, Tensor)
     if isinstance(layer, OnednnLinear):
         total = layer.multiply_with(x, residual, "add")
     else:
         branch = functional.linear(x, layer.weight, layer.bias)
         if has_half_kernels(branch):
-            return _add_norm(branch, None, residual, norm, next_linear, normed_residual)
+            return _add_norm(branch, None, residual, norm, next_linear, post_norm)
         total = residual + functional.dropout(branch, dropout)
     normed = norm(total)
-    return (normed if normed_residual else total), normed
+    return (normed if post_norm else total), normed
 
 
 def layer_norm(
@@ -289,30 +286,35 @@ def _add_norm(
     residual: Tensor,
     norm: nn.LayerNorm,
     next_linear: nn.Module | None,
-    normed_residual: bool,
+    post_norm: bool,
 ) -> tuple[Tensor, GemmInput]:
-    quantize = isinstance(next_linear, Fp8Linear)
-    total, normed, values, scale = torch.ops.virnuc.add_norm(
-        branch,
-        bias,
-        residual,
-        norm.weight,
-        norm.bias,
-        norm.eps,
-        not normed_residual,
-        normed_residual or not quantize,
-        quantize,
+    from virnuc_core.models.kernels.rowwise import add_norm
+
+    in_fp8 = isinstance(next_linear, Fp8Linear)
+    kept, normed, scale = add_norm(
+        branch, bias, residual, norm.weight, norm.bias, norm.eps, post_norm=post_norm, quantize=in_fp8
     )
-    return (normed if normed_residual else total), (Quantized(values, scale) if quantize else normed)
+    return kept, normed if scale is None else Quantized(normed, scale)
 
 
-def _fp8_gelu(layer: Fp8Linear, x: GemmInput, gated: bool, next_linear: nn.Module) -> GemmInput:
+def _fused_gelu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    gated: bool,
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    from virnuc_core.models.kernels.gemm_gelu import linear_gelu
+
+    return linear_gelu(x, weight, bias, gated, scales)
+
+
+def _fused_fp8_gelu(layer: Fp8Linear, x: GemmInput, next_linear: nn.Module, *, gated: bool) -> Tensor:
     assert isinstance(x, Quantized)
     assert isinstance(next_linear, Fp8Linear)
-    fused: Tensor = torch.ops.virnuc.fp8_linear_gelu(
-        *x, layer.weight, layer.scale, layer.bias, gated, next_linear.input_scale
-    )
-    return fused
+    scales = (x.scale, layer.scale, next_linear.input_scale)
+    return _fused_gelu(x.values, layer.weight, layer.bias, gated=gated, scales=scales)
 
 
 def has_half_kernels(x: Tensor) -> bool:
