@@ -66,7 +66,7 @@ def test_heads_are_loaded_ready_to_score(write: Callable[[Head, Path], None], tm
 NO_HEAD = "is not an MLPClassifier head"
 FIVE_CLASSES = {"output_layer.weight": torch.zeros(5, 512), "output_layer.bias": torch.zeros(5)}
 OTHER_FILES: list[tuple[str, Callable[[], object], str]] = [
-    ("a.pth", lambda: nn.Bilinear(2, 2, 2), r"holds a pickled torch\.nn\.modules\.linear\.Bilinear"),
+    ("a.pth", lambda: nn.Bilinear(2, 2, 2), r"cannot be read .*GLOBAL torch\.nn\.modules\.linear\.Bilinear"),
     ("a.pth", lambda: nn.Linear(3, 2), NO_HEAD),
     ("a.pth", lambda: {"hidden_layer.weight": torch.zeros(3)}, NO_HEAD),
     ("a.pth", lambda: {"a": 1}, NO_HEAD),
@@ -74,14 +74,8 @@ OTHER_FILES: list[tuple[str, Callable[[], object], str]] = [
     ("a.pth", lambda: trained().state_dict() | FIVE_CLASSES, NO_HEAD),
     ("a.pth", lambda: b"half a file", "cannot be read as a torch file"),
     ("a.safetensors", lambda: b"half a file", "cannot be read as safetensors"),
-    *(
-        ("a.pth", lambda made=made, protocol=protocol: pickle.dumps(made(), protocol), message)
-        for made, message in (
-            (trained, r"is a plain Python pickle, not a"),
-            (lambda: [1, 2], "is a plain Python pickle, not a file of"),
-        )
-        for protocol in (2, 5)
-    ),
+    ("a.pth", lambda: pickle.dumps(trained(), 2), "cannot be read as a torch file"),
+    ("a.pth", lambda: pickle.dumps([1, 2], 5), "cannot be read as a torch file"),
 ]
 
 

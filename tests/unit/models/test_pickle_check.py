@@ -18,7 +18,7 @@ from tests.made_models import ESM2
 from tests.made_pickles import CONTAINERS, PAYLOADS, RUNS, archive, payloads
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.heads import MLPClassifier
-from virnuc_core.models.tensor_files import read_pickle, read_tensors, require_inert
+from virnuc_core.models.tensor_files import read_pickle, read_tensors
 
 HEARD: list[str] = []
 FORBIDDEN = {
@@ -62,16 +62,6 @@ def test_no_code_runs(payload: str, container: str, tmp_path: Path, heard: list[
     assert heard == []
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_check_alone_refuses_what_would_run(name: str, tmp_path: Path) -> None:
-    """Without torch, whose own restrictions are the second line of defence."""
-    path = tmp_path / "evil.pth"
-    path.write_bytes(CONTAINERS["torch archive"](payloads(tmp_path / "ran")[name]))
-    code = r"posix\.system" if name.startswith(("GLOBAL posix", "INST", "REDUCE inside")) else ".+"
-    with pytest.raises(CheckpointError, match=f"holds a pickled {code}, which could run code"):
-        require_inert(path, ())
-
-
 HEAD_NAMES = ["hidden_layer.weight", "output_layer.weight", "bn1.weight"]
 
 
@@ -104,20 +94,12 @@ def compressed_archive() -> bytes:
     return buffer.getvalue()
 
 
-def nested_tuples() -> bytes:
-    key = b"X\x01\x00\x00\x00aq\x00h\x00h\x00\x86q\x01"
-    key += b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(1, 60))
-    return pickled(b"}(" + key + b"K\x01u.")
-
-
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (compressed_archive, "larger in memory than on the disk"),
-        (nested_tuples, "too complicated for a state dict"),
-        (lambda: pickled(b"](" + b"K\x01" * 4_000_000 + b"e."), "too complicated for a state dict"),
-        (lambda: pickled(b"c" + b"a" * 1_000_000 + b"\n" + bytes(8) + b"\n."), "could run code"),
+        (lambda: pickled(b"](" + b"K\x01" * 1_000_000 + b"e."), "is not an MLPClassifier head"),
         (module_of_modules, r"a\.pt"),
     ],
 )
