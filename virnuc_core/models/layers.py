@@ -48,11 +48,6 @@ class Fp8Linear(nn.Module):
         UsageError: tensor cores do not take the widths in fp8.
     """
 
-    weight: Tensor
-    scale: Tensor
-    bias: Tensor | None
-    input_scale: Tensor
-
     def __init__(self, weight: Tensor, bias: Tensor | None, input_scale: Tensor) -> None:
         super().__init__()
         if any(width % 16 for width in weight.shape):
@@ -61,10 +56,9 @@ class Fp8Linear(nn.Module):
                 f"{' x '.join(map(str, weight.shape))}: use --precision bf16"
             )
         values, scale = quantize_rows(weight.detach().float())
-        self.register_buffer("weight", values)
-        self.register_buffer("scale", scale.t().contiguous())
-        self.register_buffer("bias", None if bias is None else bias.detach())
-        self.register_buffer("input_scale", input_scale.detach().view(1, 1))
+        self.weight, self.scale = nn.Buffer(values), nn.Buffer(scale.t().contiguous())
+        self.bias = None if bias is None else nn.Buffer(bias.detach())
+        self.input_scale = nn.Buffer(input_scale.detach().view(1, 1))
 
     def matmul(self, x: GemmInput, bias: Tensor | None) -> Tensor:
         """(T, I) -> (T, O), bf16; leave the bias to the kernel that follows, which adds it at no cost."""
@@ -124,11 +118,9 @@ def output_bounds(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
 class InterleavedGLU(nn.Module):
     """The bias-free first layer of a gated feed-forward; rows of gate and value alternate in `weight` (2 F, I)."""
 
-    weight: Tensor
-
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.register_buffer("weight", _interleave(layer.weight.detach()))
+        self.weight = nn.Buffer(_interleave(layer.weight.detach()))
 
 
 def _interleave(weight: Tensor) -> Tensor:
@@ -144,14 +136,10 @@ class OnednnLinear(nn.Module):
     bits.
     """
 
-    weight: Tensor
-    bias: Tensor | None
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        reordered = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-        self.register_buffer("weight", reordered)
-        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.weight = nn.Buffer(torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous()))
+        self.bias = None if bias is None else nn.Buffer(bias.detach())
 
     def multiply(self, x: Tensor, activation: Literal["none", "gelu"]) -> Tensor:
         """(T, I) -> (T, O), with exact (erf) GELU if so asked."""
