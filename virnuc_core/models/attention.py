@@ -319,16 +319,20 @@ class FlashAttention:
     slopes: Tensor | None
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        options: dict[str, Any] = {
-            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), self.cu_seqlens),
-            **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), self.max_seqlen),
-        }
+        alibi: dict[str, Any] = {}
         if self.slopes is not None:
             from virnuc_core.models.kernels.alibi_score import add_alibi
 
-            options |= {"score_mod": add_alibi, "aux_tensors": [self.slopes]}
+            alibi = {"score_mod": add_alibi, "aux_tensors": [self.slopes]}
         output: Tensor
-        output, _ = _flash_attn()(*split_qkv(qkv, self.table), **options)
+        output, _ = _flash_attn()(
+            *split_qkv(qkv, self.table),
+            cu_seqlens_q=self.cu_seqlens,
+            cu_seqlens_k=self.cu_seqlens,
+            max_seqlen_q=self.max_seqlen,
+            max_seqlen_k=self.max_seqlen,
+            **alibi,
+        )
         return output.flatten(1)
 
 
@@ -433,17 +437,13 @@ def resolve_attention(
 
 
 def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> None:
-    found = installed_version(FLASH_ATTN)
-    if found != FLASH_ATTN_VERSION:
-        raise UsageError(
-            f"--attention flash-attn needs {FLASH_ATTN} {FLASH_ATTN_VERSION}, and {found or 'none'} is installed: "
-            'pip install "virnuc[gpu]", or leave --attention out.'
-        )
     try:
+        if (found := installed_version(FLASH_ATTN)) != FLASH_ATTN_VERSION:
+            raise ImportError(f"{found or 'none'} is installed")
         _flash_attn()
     except (ImportError, AttributeError, OSError, RuntimeError, TypeError) as error:
         raise UsageError(
-            f"--attention flash-attn: {FLASH_ATTN} {found} cannot be imported ({type(error).__name__}: {error}): "
+            f"--attention flash-attn needs {FLASH_ATTN} {FLASH_ATTN_VERSION} ({type(error).__name__}: {error}): "
             'pip install --force-reinstall "virnuc[gpu]", or leave --attention out.'
         ) from error
     if head_dim % 8:

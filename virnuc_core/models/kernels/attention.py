@@ -13,6 +13,7 @@ Offsets within a sequence of one tile fit int32. Those within a longer one do no
 at 932,068 tokens), so a block's first row is added to the base pointer in int64.
 """
 
+import math
 from typing import Final
 
 import numpy as np
@@ -27,18 +28,11 @@ from virnuc_core.models.kernels.rowwise import FP8
 
 BLOCK: Final = 64  # queries and keys of a step
 RESIDENT_TOKENS: Final = 3 * BLOCK
-_MIN_COLUMNS: Final = 32  # two halves of 16 columns, the fewest that tensor cores multiply
-_HEADS_PER_PROGRAM: Final = 5  # when rotating keys, with angles loaded once
-_AT_ONCE_COLUMNS: Final = 64  # of the widest head for which registers hold all scores of a block of queries
-_PROGRAMS_AT_ONCE: Final = 3  # whose queries, keys and values fill the shared memory
-_THREADS: Final = 128  # of a program: four warps
-_REGISTERS: Final = 65_536  # of a multiprocessor; a thread has 255 at most
-_LOG2_E: Final = 1.4426950408889634
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Columns of a head in the kernels: a power of two."""
-    return max(_MIN_COLUMNS, 1 << (head_dim - 1).bit_length())
+    """Columns of a head in the kernels: a power of two, in two halves of at least 16, the fewest that tensor cores multiply."""
+    return max(32, triton.next_power_of_2(head_dim))
 
 
 def programs_that_fit(head_dim: int, shared_memory: int) -> int:
@@ -49,7 +43,8 @@ def programs_that_fit(head_dim: int, shared_memory: int) -> int:
 
 def register_limit(programs: int) -> dict[str, int]:
     """The option of a launch by which that many programs, four at most, share the registers of a multiprocessor."""
-    return {"maxnreg": _REGISTERS // (_THREADS * min(programs, 4)) // 8 * 8} if programs > 2 else {}
+    threads = 128 * min(programs, 4)
+    return {"maxnreg": 65_536 // threads // 8 * 8} if programs > 2 else {}  # a thread has 255 at most
 
 
 def plan_tiles(
@@ -418,31 +413,28 @@ def packed_attention(
     padded = padded_head_dim(head_dim)
     rotary = cos_sin is not None
     memory = shared_memory(qkv.device)
-    at_once = rotary and padded <= _AT_ONCE_COLUMNS and memory >= DATACENTER_SHARED_MEMORY
+    # Registers hold all scores of a block of queries for heads of up to 64 columns.
+    at_once = rotary and padded <= 64 and memory >= DATACENTER_SHARED_MEMORY
     programs = programs_that_fit(head_dim, memory)
-    shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
+    dims = (num_heads, head_dim, padded, BLOCK)
+    shared = (cos_sin, slopes, head_dim**-0.5 * math.log2(math.e), *dims)
     if len(short_tiles):
         launch(
             _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, programs > 0,
-            at_once, num_warps=4, num_stages=1, **register_limit(_PROGRAMS_AT_ONCE if at_once else programs),
+            at_once, num_warps=4, num_stages=1,
+            **register_limit(3 if at_once else programs),  # the queries, keys and values of three fill the shared memory
         )  # fmt: skip
     if len(long_tiles):
-        keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)
+        keys = qkv[:, 1]
+        if rotary:
+            keys = torch.empty_like(keys, memory_format=torch.contiguous_format)
+            together = 5  # heads of a program, which loads their angles once
+            launch(
+                _rotate_keys_kernel, len(long_tiles) * triton.cdiv(num_heads, together), qkv, keys, long_tiles, cos_sin,
+                *dims, together, num_warps=4,
+            )  # fmt: skip
         launch(
-            _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, key_stride, rotary,
+            _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, keys.stride(0), rotary,
             num_warps=4, num_stages=3, **register_limit(programs),
         )  # fmt: skip
     return out
-
-
-def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tensor, int]:
-    """The keys of the long sequences, rotated if positions are rotary, and their row stride in elements."""
-    num_tokens, _, num_heads, head_dim = qkv.shape
-    if cos_sin is None:
-        return qkv[:, 1], 3 * num_heads * head_dim
-    rotated = qkv.new_empty(num_tokens, num_heads, head_dim)
-    launch(
-        _rotate_keys_kernel, len(tiles) * triton.cdiv(num_heads, _HEADS_PER_PROGRAM), qkv, rotated, tiles, cos_sin,
-        num_heads, head_dim, padded_head_dim(head_dim), BLOCK, _HEADS_PER_PROGRAM, num_warps=4,
-    )  # fmt: skip
-    return rotated, num_heads * head_dim
