@@ -201,30 +201,31 @@ def linear(layer: Linear, x: GemmInput) -> Tensor:
     return functional.linear(x, layer.weight, layer.bias)
 
 
-def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInput:
-    """(T, I) -> (T, O), GELU of the product, in the form that `next_linear` takes: its erf form, or in fp8 the tanh form."""
+def linear_gelu(
+    layer: Linear | InterleavedGLU | SplitGLU, x: GemmInput, next_linear: nn.Module, *, gated: bool
+) -> GemmInput:
+    """(T, I) -> (T, F): GELU of the product; or, gated, GELU of its first half times the second half, without a bias.
+
+    The result is in the form that `next_linear` takes. GELU has its erf form, in fp8 the tanh form.
+    """
     if isinstance(layer, Fp8Linear):
-        return _fused_fp8_gelu(layer, x, next_linear, gated=False)
+        assert isinstance(x, Quantized)
+        assert isinstance(next_linear, Fp8Linear)
+        scales = (x.scale, layer.scale, next_linear.input_scale)
+        return _fused_gelu(x.values, layer.weight, layer.bias, gated, scales)
     assert isinstance(x, Tensor)
     if isinstance(layer, OnednnLinear):
         return layer.multiply(x, "gelu")
-    if _fuses_activation(layer, x) and not torch.is_grad_enabled():
-        return _fused_gelu(x, layer.weight, layer.bias, gated=False)
-    return functional.gelu(functional.linear(x, layer.weight, layer.bias))
-
-
-def linear_gated_gelu(
-    layer: nn.Linear | Fp8Linear | InterleavedGLU | SplitGLU, x: GemmInput, next_linear: nn.Module
-) -> GemmInput:
-    """(T, I) -> (T, O / 2): GELU of the first half of a bias-free layer's output times the second half."""
-    if isinstance(layer, Fp8Linear):
-        return _fused_fp8_gelu(layer, x, next_linear, gated=True)
-    assert isinstance(x, Tensor)
-    if isinstance(layer, InterleavedGLU):
-        return _fused_gelu(x, layer.weight, None, gated=True)
     if isinstance(layer, SplitGLU):
         return layer.value.multiply_with(x, layer.gate.multiply(x, "gelu"), "mul")
-    gate, value = functional.linear(x, layer.weight).chunk(2, dim=-1)
+    if isinstance(layer, InterleavedGLU):
+        return _fused_gelu(x, layer.weight, None, gated)
+    if not gated and _fuses_activation(layer, x) and not torch.is_grad_enabled():
+        return _fused_gelu(x, layer.weight, layer.bias, gated)
+    product = functional.linear(x, layer.weight, layer.bias)
+    if not gated:
+        return functional.gelu(product)
+    gate, value = product.chunk(2, dim=-1)
     return functional.gelu(gate) * value
 
 
@@ -289,20 +290,12 @@ def _fused_gelu(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *,
     gated: bool,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     from virnuc_core.models.kernels.gemm_gelu import linear_gelu
 
     return linear_gelu(x, weight, bias, gated, scales)
-
-
-def _fused_fp8_gelu(layer: Fp8Linear, x: GemmInput, next_linear: nn.Module, *, gated: bool) -> Tensor:
-    assert isinstance(x, Quantized)
-    assert isinstance(next_linear, Fp8Linear)
-    scales = (x.scale, layer.scale, next_linear.input_scale)
-    return _fused_gelu(x.values, layer.weight, layer.bias, gated=gated, scales=scales)
 
 
 def has_half_kernels(x: Tensor) -> bool:
