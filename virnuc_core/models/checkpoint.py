@@ -437,6 +437,7 @@ def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torc
     return state
 
 
+@torch.no_grad()
 def load_model(
     checkpoint: Checkpoint,
     device: torch.device | str,

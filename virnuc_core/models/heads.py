@@ -31,7 +31,7 @@ from virnuc_core.files import atomic_path, from_json
 from virnuc_core.models.catalogue import HEAD_METADATA, read_facts, read_purpose
 from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule, mean_scores
 from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
-from virnuc_core.specs import CODE_WIDTH, FrameRule
+from virnuc_core.specs import CODE_WIDTH, FrameRule, Size
 
 # With few or easy validation records the temperature would tend to 0, and every score to 0 or 1.
 TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
@@ -227,22 +227,21 @@ class HeadSpec:
         num_virus: how many classes are of viruses.
     """
 
-    dna_width: int
-    protein_width: int
+    dna_width: Size
+    protein_width: Size
     classes: tuple[str, ...]
-    num_virus: int
-    hidden_width: int = 256
+    num_virus: Size
+    hidden_width: Size = 256
     code_width: int = CODE_WIDTH
-    context_width: int = 128
-    pooling_heads: int = 4
+    context_width: Size = 128
+    pooling_heads: Size = 4
 
     def __post_init__(self) -> None:
-        sizes = (self.dna_width, self.protein_width, self.hidden_width, self.pooling_heads)
-        if min(sizes) < 1 or self.context_width < 1 or self.context_width % self.pooling_heads:
-            raise ValueError("its sizes are those of no head")
+        if self.context_width % self.pooling_heads:
+            raise ValueError(f"width {self.context_width} is not a multiple of {self.pooling_heads} heads")
         if self.code_width != CODE_WIDTH:
             raise ValueError(f"its row codes have {self.code_width} numbers, and must have {CODE_WIDTH}")
-        if not 0 < self.num_virus < len(self.classes) or len(set(self.classes)) < len(self.classes):
+        if self.num_virus >= len(self.classes) or len(set(self.classes)) < len(self.classes):
             raise ValueError(
                 f"{self.num_virus} of {len(self.classes)} classes are viruses, or two have one name"
             )

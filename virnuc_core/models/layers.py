@@ -220,7 +220,7 @@ def linear_gelu(
         return layer.value.multiply_with(x, layer.gate.multiply(x, "gelu"), "mul")
     if isinstance(layer, InterleavedGLU):
         return _fused_gelu(x, layer.weight, None, gated)
-    if not gated and _fuses_activation(layer, x) and not torch.is_grad_enabled():
+    if not gated and _fuses_activation(layer, x):
         return _fused_gelu(x, layer.weight, layer.bias, gated)
     product = functional.linear(x, layer.weight, layer.bias)
     if not gated:
@@ -300,13 +300,10 @@ def _fused_gelu(
 
 def has_half_kernels(x: Tensor) -> bool:
     """Whether the kernels for 16 bit apply to a tensor."""
-    return _is_half_on_cuda(x) and has_kernels(x.device) and not torch.is_grad_enabled()
+    is_half = x.dtype == torch.float16 or x.dtype == torch.bfloat16
+    return is_half and has_kernels(x.device) and not torch.is_grad_enabled()
 
 
 def _fuses_activation(layer: nn.Linear, x: Tensor) -> bool:
     # The kernel loads 16 bytes at once.
-    return _is_half_on_cuda(x) and has_kernels(x.device) and not layer.in_features % 8
-
-
-def _is_half_on_cuda(x: Tensor) -> bool:
-    return x.is_cuda and (x.dtype == torch.float16 or x.dtype == torch.bfloat16)
+    return has_half_kernels(x) and not layer.in_features % 8
