@@ -177,6 +177,12 @@ def test_rows_chunks_and_contigs_without_a_row() -> None:
         assert found.is_novel.tolist() == [False] * 4
         # A chunk of one row has the score of its row.
         assert found.p_chunk[3] == pytest.approx(results["scores"][2, 1].item(), abs=1e-6)
+    margins = []
+    for temperature in (10.0, 20.0):
+        head = make_contig_head(6, 5)
+        head.context_temperature.fill_(temperature)
+        margins.append(torch.tensor(head.score_contigs(rows).p_region[3]).logit())
+    torch.testing.assert_close(margins[0], 2 * margins[1])
     with pytest.raises(UsageError, match="needs their 'sizes'"):
         HEAD.score_rows(torch.randn(3, 11))
     with pytest.raises(MismatchError, match="takes 11 features and the models give 12"):

@@ -161,32 +161,6 @@ def test_attention_in_fp8(positions: str) -> None:
     assert relative_error(actual, reference(qkv, lengths, positions)) < FP8_ERROR
 
 
-@on_a_gpu
-@pytest.mark.parametrize("num_tokens", [932_100, 3_000_000])
-def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
-    """DNABERT-S: QKV offsets exceed int32 from 932,068 tokens, output offsets from 2,796,203."""
-    num_heads, head_dim = 12, 64
-    qkv = torch.empty(num_tokens, 3, num_heads, head_dim, dtype=torch.float16, device=DEVICE)
-    qkv.normal_(generator=torch.Generator("cuda").manual_seed(0))
-    slopes = alibi_slopes(num_heads).to(DEVICE)
-    short, long = attention.plan_tiles(np.array([0, num_tokens], np.int32))
-    chosen = long[[0, len(long) // 2, -2, -1]]
-    # More tiles than two grid dimensions can hold, nearly all of a sequence of one token.
-    tiles = np.concatenate((np.tile(np.array([[0, 1, 0]], np.int32), (66_000, 1)), chosen))
-    actual = attention.packed_attention(
-        qkv, torch.from_numpy(short).to(DEVICE), torch.from_numpy(tiles).to(DEVICE), None, slopes
-    ).view(num_tokens, num_heads, head_dim)
-    at = torch.arange(num_tokens, device=DEVICE, dtype=torch.float32)
-    for head in range(num_heads):
-        q, k, v = qkv[:, :, head].unbind(1)
-        for _, _, first in chosen.tolist():
-            rows = slice(first, first + attention.BLOCK)
-            scores = q[rows].float() @ k.float().T * head_dim**-0.5
-            scores -= slopes[head] * (at[rows, None] - at).abs()
-            expected = scores.softmax(-1) @ v.float()
-            assert relative_error(actual[rows, head], expected) < ERROR[torch.float16]
-
-
 def activated(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """GELU of a product; without a bias, gated: its columns are gates and values in turn."""
     if bias is None:
