@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.models.kernels import has_kernels
-from virnuc_core.models.memory import empty_pinned, to_device
+from virnuc_core.models.memory import to_device
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
@@ -476,8 +476,9 @@ def _build_triton(
 ) -> tuple[Tensor, TritonAttention]:
     from virnuc_core.models.kernels.attention import BLOCK, padded_head_dim, plan_tiles  # imports triton
 
-    short, long = plan_tiles(cu_seqlens)
-    bounds, short_tiles, long_tiles = _upload([cu_seqlens, short, long], device)
+    bounds, short_tiles, long_tiles = (
+        to_device(part, device) for part in (cu_seqlens, *plan_tiles(cu_seqlens))
+    )
     cos_sin = None
     if head_dim is not None:
         longest = int(np.diff(cu_seqlens).max(initial=1))
@@ -485,22 +486,6 @@ def _build_triton(
         num_positions = max(BLOCK, 1 << (longest - 1).bit_length())
         cos_sin = _rotary_table_on(head_dim, padded_head_dim(head_dim), num_positions, device)
     return bounds, TritonAttention(short_tiles, long_tiles, cos_sin, slopes)
-
-
-def _upload(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """Copies small int32 arrays in one asynchronous transfer."""
-    # Triton compiles for an alignment of 16 bytes: 4 entries.
-    starts = np.cumsum([0] + [-(-array.size // 4) * 4 for array in arrays])
-    allocate = empty_pinned if device.type == "cuda" else torch.empty
-    buffer = allocate((int(starts[-1]),), dtype=torch.int32)
-    host = buffer.numpy()
-    for start, array in zip(starts, arrays, strict=False):
-        host[start : start + array.size] = array.ravel()
-    moved = buffer.to(device, non_blocking=True)
-    return [
-        moved[start : start + array.size].view(array.shape)
-        for start, array in zip(starts.tolist(), arrays, strict=False)
-    ]
 
 
 @lru_cache(maxsize=16)
