@@ -161,7 +161,6 @@ class Checkpoint:
         revision: commit of the hub repository it was fetched from.
         random_spec: the architecture, with random weights only.
         layout: naming scheme of the tensors, which go by normalised names; None with random weights.
-        arguments: of the model, in a fair-esm file.
     """
 
     name: str
@@ -173,7 +172,6 @@ class Checkpoint:
     random_spec: ModelSpec | None = None
     layout: KeyLayout | None = field(default=None, repr=False)
     tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
-    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def open(
@@ -192,11 +190,8 @@ class Checkpoint:
                 "Give the folder that holds the weights, or the weight file itself."
             )
         tensors: dict[str, Tensor] = {}
-        arguments = None
         for file in files:
-            more, found = read_tensors(file)
-            tensors |= more
-            arguments = arguments or found
+            tensors |= read_tensors(file)
         layout = next((one for one in (FAIR_ESM, TRANSFORMERS_ESM, DNABERT) if one.fits(tensors)), None)
         if layout is None:
             raise CheckpointError(
@@ -218,7 +213,6 @@ class Checkpoint:
             revision=revision,
             layout=layout,
             tensors={layout.normalise(key): value for key, value in tensors.items()},
-            arguments=arguments,
         )
 
     @cached_property
@@ -326,19 +320,9 @@ class Checkpoint:
         return measured
 
     def _declared(self) -> dict[str, Any]:
-        """Values from config.json or the arguments of a fair-esm file."""
+        """Values from config.json, or those of every ESM-2 of fair-esm."""
         if self.layout is FAIR_ESM:
-            # fair-esm builds every LayerNorm of ESM-2 with torch's default and does not record it.
-            fixed = {"layer_norm_eps": 1e-5}
-            if self.arguments is None:
-                return fixed | {"token_dropout": True}
-            names = {
-                "num_layers": "encoder_layers",
-                "embedding_dim": "encoder_embed_dim",
-                "num_heads": "encoder_attention_heads",
-                "token_dropout": "token_dropout",
-            }
-            return fixed | {ours: self.arguments.get(theirs) for ours, theirs in names.items()}
+            return {"layer_norm_eps": 1e-5, "token_dropout": True}
         path = self.files[0].parent / "config.json"
         try:
             config = parse_object(path.read_bytes())

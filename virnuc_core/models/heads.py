@@ -30,7 +30,7 @@ from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.files import atomic_path, from_json
 from virnuc_core.models.catalogue import HEAD_METADATA, read_facts, read_purpose
 from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule, mean_scores
-from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
+from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, state_dict_of
 from virnuc_core.specs import CODE_WIDTH, FrameRule, Size
 
 # With few or easy validation records the temperature would tend to 0, and every score to 0 or 1.
@@ -199,7 +199,7 @@ class _PickledModule:
 
 def _read_state(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
-        return read_tensors(path)[0]
+        return read_tensors(path)
     layers = ("linear.Linear", "batchnorm.BatchNorm1d", "activation.ReLU", "dropout.Dropout")
     names = ("__main__.MLPClassifier", *(f"torch.nn.modules.{layer}" for layer in layers))
     content = read_pickle(path, [(_PickledModule, name) for name in names])
@@ -210,10 +210,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             for own, tensor in {**vars(layer)["_parameters"], **vars(layer)["_buffers"]}.items()
             if tensor is not None
         }
-    if not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError("it holds more than tensors")
-    require_backed(path, content.values())
-    return {str(key): value for key, value in content.items()}
+    return state_dict_of(path, content)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,7 +310,7 @@ class ContigHead(Head):
     @classmethod
     def _read(cls, path: Path) -> Self:
         spec = from_json(HeadSpec, read_facts(path).get("spec"))
-        state, _ = read_tensors(path)
+        state = read_tensors(path)
         for name, tensor in state.items():
             if tensor.dtype != torch.float32 or not is_finite(tensor):
                 raise ValueError(f"{name} holds other numbers than finite ones in fp32")

@@ -11,7 +11,7 @@ import struct
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -103,42 +103,39 @@ def _require_plain_archive(path: Path) -> None:
         raise ValueError("it has not one pickle")
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a .safetensors or torch file, memory-mapped, under the names they have there.
-
-    The second result is the model arguments of a fair-esm file, `{"model": ..., "cfg": ...}`; None for others.
 
     Raises:
         CheckpointError: the file is damaged or holds no state dict.
     """
-    if path.suffix == ".safetensors":
-        try:
-            with path.open("rb") as file:
-                header_bytes = int.from_bytes(file.read(8), "little")
-            # A name in the header takes some 100 bytes, and the largest models have a thousand names.
-            if header_bytes > 1 << 22:
-                raise ValueError(f"it declares a header of {header_bytes:,} bytes")
-            return load_file(path), None
-        except _DAMAGE as error:
-            raise CheckpointError(
-                f"{path} cannot be read as safetensors ({error}). It may be truncated: fetch it again."
-            ) from error
-    content = read_pickle(path)
-    arguments = None
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        cfg = content.get("cfg")
-        namespace = cfg.get("model") if isinstance(cfg, dict) else None
-        arguments = vars(namespace) if isinstance(namespace, argparse.Namespace) else None
-        content = content["model"]
+    if path.suffix != ".safetensors":
+        content = read_pickle(path)
+        is_fair_esm = isinstance(content, dict) and isinstance(content.get("model"), dict)
+        return state_dict_of(path, content["model"] if is_fair_esm else content)
+    try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+        # A name in the header takes some 100 bytes, and the largest models have a thousand names.
+        if header_bytes > 1 << 22:
+            raise ValueError(f"it declares a header of {header_bytes:,} bytes")
+        return load_file(path)
+    except _DAMAGE as error:
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors ({error}). It may be truncated: fetch it again."
+        ) from error
+
+
+def state_dict_of(path: Path, content: Any) -> dict[str, Tensor]:
+    """What a torch file holds, as tensors by name; raises CheckpointError if it is anything else."""
     if not isinstance(content, dict) or not content:
         raise CheckpointError(f"{path} holds no state dict. Save model.state_dict() and give that file.")
     if foreign := [str(key) for key, value in content.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
             f"{path} holds more than tensors ({', '.join(foreign[:5])}). Save model.state_dict() alone."
         )
-    tensors = {str(key): value for key, value in content.items()}
-    require_backed(path, tensors.values())
-    return tensors, arguments
+    require_backed(path, content.values())
+    return {str(key): value for key, value in content.items()}
 
 
 def require_backed(path: Path, tensors: Iterable[Tensor]) -> None:
