@@ -254,7 +254,7 @@ def record_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def load(
-        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, *_: object
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, **_: object
     ) -> Encoder:
         names.append(checkpoint.name)
         return load_model(checkpoint, device, precision)

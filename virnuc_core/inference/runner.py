@@ -126,8 +126,8 @@ class ModelRunner:
         """Loads a model, and verifies its fingerprint and that its attention runs here."""
         head_dim = planned.spec.head_dim
         resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
-        compiled_for = planned.attention if planned.compiled else None
-        model = load_model(_open_planned(planned), streams.device, planned.precision, compiled_for)
+        checkpoint = _open_planned(planned)
+        model = load_model(checkpoint, streams.device, planned.precision, compiled=planned.compiled)
         load_fp32 = None if planned.precision == "fp32" else partial(_load_fp32, planned, streams)
         return cls(planned, model, streams, load_fp32)
 

@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
@@ -247,18 +247,23 @@ def resolve_head(
     return path
 
 
-def _stated_by(path: Path) -> str | None:
-    """What virnuc wrote in a head, JSON; None in other files and damaged ones, which loading their tensors reports better."""
-    try:
-        with safe_open(path, framework="np") as file:
-            return (file.metadata() or {}).get(HEAD_METADATA)
-    except (SafetensorError, OSError):
-        return None
-
-
 def is_own_head(path: Path) -> bool:
     """Whether a file is a head that virnuc wrote."""
-    return _stated_by(path) is not None
+    return bool(_stated_by(path))
+
+
+def _stated_by(path: Path) -> str:
+    """JSON that virnuc wrote in a head; "" in other files and damaged ones, which loading their tensors reports better."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return str((file.metadata() or {}).get(HEAD_METADATA, ""))
+    except (SafetensorError, OSError):
+        return ""
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What virnuc stated in a head; raises ValueError if that is not a JSON object."""
+    return parse_object(_stated_by(path) or "{}")
 
 
 def read_purpose(path: Path) -> HeadPurpose:
@@ -268,10 +273,8 @@ def read_purpose(path: Path) -> HeadPurpose:
         CheckpointError: its file does not state it properly.
     """
     try:
-        stated = parse_object(_stated_by(path) or "{}")
-        return from_json(
-            HeadPurpose, {key: stated[key] for key in ("chunk_length", "frames") if key in stated}
-        )
+        facts = read_facts(path)
+        return from_json(HeadPurpose, {key: facts[key] for key in ("chunk_length", "frames") if key in facts})
     except ValueError as error:
         raise CheckpointError(
             f"{path} does not say properly what it was trained for: {error}. Make it again with virnuc train."

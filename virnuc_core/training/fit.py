@@ -270,7 +270,7 @@ def _fit_member(
 @torch.no_grad()
 def _merge(members: list[MLPClassifier]) -> MLPClassifier:
     """Concatenates the members' hidden units into one head, which gives the mean of their logits."""
-    merged = MLPClassifier(members[0].in_features, sum(m.hidden_layer.out_features for m in members))
+    merged = MLPClassifier(sum(members[0].widths), sum(m.hidden_layer.out_features for m in members))
     states = [member.state_dict() for member in members]
     state = {name: torch.cat([s[name] for s in states]) for name in states[0] if states[0][name].ndim}
     state["output_layer.weight"] = torch.cat([s["output_layer.weight"] for s in states], 1) / len(members)
