@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from logging.handlers import QueueHandler
 from multiprocessing import Pipe
@@ -24,8 +23,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from virnuc_core.env_config import available_threads, child_environment, env, physical_gpu
 from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
-from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
-from virnuc_core.inference.plan import read_plan
+from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ShardDone
+from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.with_parent import end_with_parent
 
@@ -95,14 +94,12 @@ class LaneProcess:
             VirnucError: raised by the lane, or wrapping an unexpected error.
             OSError: the lane could not read or write a file.
         """
-        started = time.perf_counter()
-        emit(lane_started(folder, shards, lane, self._shown, self._process.pid))
-        for event in self._compute(folder, tuple(shards), lane):
-            if isinstance(event, ModelsLoaded):
-                # Counted from the start, and with the host-wide device name.
-                event = replace(event, device=self._shown, seconds=time.perf_counter() - started)
+        plan = read_plan(folder.plan)
+        emit(lane_started(plan, shards, lane, self._shown, self._process.pid))
+        timeout = lane_timeout(shard.cost for shard in plan.shards)
+        for event in self._compute(folder, tuple(shards), lane, timeout):
             emit(event)
-        emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
+        emit(LaneFinished(lane=lane))
 
     def kill(self) -> None:
         """Ends the process; `run` in another thread then raises LaneError."""
@@ -120,10 +117,11 @@ class LaneProcess:
         self._connection.close()
         self._starter.shutdown()
 
-    def _compute(self, folder: RunFolder, shards: tuple[int, ...], lane: int) -> Iterator[LaneEvent]:
+    def _compute(
+        self, folder: RunFolder, shards: tuple[int, ...], lane: int, timeout: float
+    ) -> Iterator[LaneEvent]:
         """Yields the lane's events until it has finished."""
         name, left = f"lane {lane} on {self._device}", len(shards)
-        timeout = lane_timeout(shard.cost for shard in read_plan(folder.plan).shards)
         deadline = time.monotonic() + timeout
         level = logging.getLogger("virnuc_core").getEffectiveLevel()
         with suppress(ConnectionError):  # it has died, as is seen below
@@ -168,8 +166,7 @@ def _start(connection: Connection, device: str, environment: dict[str, str]) -> 
 
 def _variables(device: str, num_lanes: int) -> dict[str, str]:
     threads = str(max(1, available_threads() // num_lanes))
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    variables = dict.fromkeys(names, threads)
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
     if device.startswith("cuda"):
         variables["CUDA_VISIBLE_DEVICES"] = physical_gpu(int(device.partition(":")[2]))
     return variables
@@ -184,14 +181,13 @@ def _how_it_ended(exitcode: int | None) -> str:
 
 def lane_timeout(costs: Iterable[float]) -> float:
     """Seconds without a finished shard after which a lane hangs, for shards of these estimated seconds."""
-    # Models may have to be loaded and compiled before the first shard, and estimates may be wrong.
+    # Models may have to be loaded before the first shard, and estimates may be wrong.
     return env().lane_timeout or max(1800.0, 20.0 * max(costs, default=0.0))
 
 
-def lane_started(folder: RunFolder, shards: Sequence[int], lane: int, device: str, pid: int) -> LaneStarted:
+def lane_started(plan: RunPlan, shards: Sequence[int], lane: int, device: str, pid: int) -> LaneStarted:
     """The first event of a lane that computes these shards."""
-    planned = read_plan(folder.plan).shards
-    rows = sum(planned[shard].end - planned[shard].begin for shard in shards)
+    rows = sum(plan.shards[shard].end - plan.shards[shard].begin for shard in shards)
     host = socket.gethostname()
     return LaneStarted(lane=lane, device=device, host=host, pid=pid, shards=tuple(shards), rows=rows)
 
@@ -211,10 +207,11 @@ def lane_error(error: Exception, lane: int) -> VirnucError:
     )
 
 
+@cache
 def prepare_for_gpus() -> None:
     """Has threads of this process switch often, and sets variables that torch and Triton read when they are first used.
 
-    Also has Triton hash itself meanwhile.
+    Also has Triton hash its own files in a thread, for which its first launch would wait half a second; it remembers the hash.
     """
     # Every kernel launch takes the GIL. With Python's default switch interval of 5 ms, the launching thread makes 1,300 to
     # 2,400 small calls per second while another thread tokenizes; with this one, 30,000 or more.
@@ -222,12 +219,6 @@ def prepare_for_gpus() -> None:
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     # Varying batch sizes would otherwise fragment GPU memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    _start_hashing_triton()
-
-
-@cache
-def _start_hashing_triton() -> None:
-    """Has Triton hash its own files, for which its first launch would wait half a second; it remembers the hash."""
     threading.Thread(target=_hash_triton, name="hash-triton", daemon=True).start()
 
 
@@ -269,7 +260,7 @@ def _answer(
 ) -> str | BaseException:
     """Computes shards; returns what the parent is to raise, or that all is finished."""
     try:
-        from virnuc_core.inference.worker import run_shards  # imports torch
+        from virnuc_core.inference.runner import run_shards  # imports torch
 
         run_shards(folder, shards, _models(device), lane, emit)
     except (VirnucError, OSError, MemoryError) as error:

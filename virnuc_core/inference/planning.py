@@ -172,8 +172,7 @@ def make_plan(
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
     head = None
     if kind == "predict":
-        before_head = existing.head if existing else None
-        head = plan_head(head_of(config), models, store.meta.chunk_length, store.meta.frames, before_head)
+        head = plan_head(head_of(config), models, store.meta.chunk_length, store.meta.frames)
     if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
         shards = existing.shards
     else:
@@ -308,13 +307,9 @@ def _plan_precision(
 
 
 def plan_head(
-    name: str,
-    models: tuple[PlannedModel, ...],
-    chunk_length: ChunkRule | None,
-    frames: FrameRule,
-    before: PlannedHead | None = None,
+    name: str, models: tuple[PlannedModel, ...], chunk_length: ChunkRule | None, frames: FrameRule
 ) -> PlannedHead:
-    """A head by name or path; `before` is that of an earlier plan."""
+    """A head by name or path, which takes the vectors of these models."""
     path = resolve_head(name, chunk_length, frames)
     widths = [model.spec.embedding_dim for model in models]
     if not (head := load_head(path)).takes_widths(*widths):
@@ -325,8 +320,6 @@ def plan_head(
             f"head {name} takes {head.inputs_in_words}, but {given}. Give the --head that was trained with these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
-    if before is not None and before.location == str(path):
-        short_name = before.name
     return PlannedHead(name=short_name, fingerprint=file_digest(path), location=str(path))
 
 

@@ -14,9 +14,8 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
-from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.runner import LoadedModels, run_shards
 from virnuc_core.inference.shard import pending_shards
-from virnuc_core.inference.worker import run_shards
 from virnuc_core.results.run_opening import open_run_folder
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
