@@ -31,22 +31,10 @@ from virnuc_core.with_parent import end_with_parent
 if TYPE_CHECKING:  # imports torch
     from virnuc_core.inference.runner import LoadedModels
 
-_FINISHED: Final = "finished"
 # Not by `multiprocessing`, which runs the user's script again in its children. The last arguments are the parent's path.
 _COMMAND: Final = (
     "import sys; sys.path[:] = sys.argv[3:]; "
     "from virnuc_core.inference.lane_process import serve; serve(int(sys.argv[1]), sys.argv[2])"
-)
-_SIGNAL_HINTS: Final = {
-    "SIGKILL": " (often: the machine ran out of memory)",
-    "SIGBUS": " (often: a file of the run was cut short, or its disk failed, while it was read)",
-}
-_SIGNS_OF_LOST_DEVICE: Final = (
-    "CUDA error",
-    "CUDA driver error",
-    "Triton Error [CUDA]",
-    "CUDNN_STATUS",
-    "CUBLAS_STATUS",
 )
 
 Observer = Callable[[LaneEvent], None]
@@ -64,14 +52,13 @@ class LaneProcess:
     """
 
     def __init__(self, device: str, num_lanes: int = 1) -> None:
-        variables = _variables(device, num_lanes)
-        gpu = variables.get("CUDA_VISIBLE_DEVICES")
-        self._device = device
-        self._shown, own = (device, device) if gpu is None else (f"cuda:{gpu}", "cuda:0")
+        self._device, own = device, "cuda:0" if device.startswith("cuda") else device
         self._connection, theirs = Pipe()
         # The kernel ends the process when the thread ends that has started it.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="lane-starter")
-        self._process = self._starter.submit(_start, theirs, own, child_environment() | variables).result()
+        self._process = self._starter.submit(
+            _start, theirs, own, child_environment() | _variables(device, num_lanes)
+        ).result()
         theirs.close()  # leaves the child's copy only, so that its exit gives EOF here
 
     def __enter__(self) -> Self:
@@ -95,7 +82,7 @@ class LaneProcess:
             OSError: the lane could not read or write a file.
         """
         plan = read_plan(folder.plan)
-        emit(lane_started(plan, shards, lane, self._shown, self._process.pid))
+        emit(lane_started(plan, shards, lane, self._device, self._process.pid))
         timeout = lane_timeout(shard.cost for shard in plan.shards)
         for event in self._compute(folder, tuple(shards), lane, timeout):
             emit(event)
@@ -148,7 +135,7 @@ class LaneProcess:
                     logger.handle(message)
             elif isinstance(message, BaseException):
                 raise message
-            elif message == _FINISHED:
+            elif message is None:
                 return
             else:
                 left -= isinstance(message, ShardDone)
@@ -174,8 +161,12 @@ def _variables(device: str, num_lanes: int) -> dict[str, str]:
 
 def _how_it_ended(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
-        name = signal.Signals(-exitcode).name
-        return f"was ended by {name}{_SIGNAL_HINTS.get(name, '')}"
+        hints = {
+            signal.SIGKILL: " (often: the machine ran out of memory)",
+            signal.SIGBUS: " (often: a file of the run was cut short, or its disk failed, while it was read)",
+        }
+        ended_by = signal.Signals(-exitcode)
+        return f"was ended by {ended_by.name}{hints.get(ended_by, '')}"
     return f"ended with exit code {exitcode}"
 
 
@@ -186,7 +177,9 @@ def lane_timeout(costs: Iterable[float]) -> float:
 
 
 def lane_started(plan: RunPlan, shards: Sequence[int], lane: int, device: str, pid: int) -> LaneStarted:
-    """The first event of a lane that computes these shards."""
+    """The first event of a lane that computes these shards, with the name of the device on this host."""
+    if device.startswith("cuda"):
+        device = f"cuda:{physical_gpu(int(device.partition(':')[2]))}"
     rows = sum(plan.shards[shard].end - plan.shards[shard].begin for shard in shards)
     host = socket.gethostname()
     return LaneStarted(lane=lane, device=device, host=host, pid=pid, shards=tuple(shards), rows=rows)
@@ -195,8 +188,9 @@ def lane_started(plan: RunPlan, shards: Sequence[int], lane: int, device: str, p
 def lane_error(error: Exception, lane: int) -> VirnucError:
     """What an unexpected error of a lane means for its user."""
     text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    # By text: torch has a class for these since 2.8, but other libraries have none.
-    if any(sign in text for sign in _SIGNS_OF_LOST_DEVICE):
+    # By text: torch has a class for these, but other libraries have none.
+    signs = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "CUDNN_STATUS", "CUBLAS_STATUS")
+    if any(sign in text for sign in signs):
         return DeviceLostError(
             f"the GPU of lane {lane} failed ({text}): see the kernel's log for Xid errors. Finished shards are kept: run "
             "the same command again to go on."
@@ -257,8 +251,8 @@ def serve(fd: int, device: str) -> None:
 
 def _answer(
     folder: RunFolder, shards: tuple[int, ...], lane: int, device: str, emit: Observer
-) -> str | BaseException:
-    """Computes shards; returns what the parent is to raise, or that all is finished."""
+) -> Exception | None:
+    """Computes shards; returns what the parent is to raise, None when all are finished."""
     try:
         from virnuc_core.inference.runner import run_shards  # imports torch
 
@@ -268,7 +262,7 @@ def _answer(
     except Exception as error:  # noqa: BLE001 - the end of a process: the parent reports what happened
         _log.debug("lane %d failed unexpectedly", lane, exc_info=True)
         return lane_error(error, lane)
-    return _FINISHED
+    return None
 
 
 @cache

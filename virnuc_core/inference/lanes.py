@@ -19,7 +19,7 @@ from typing import Final, Self
 
 import torch
 
-from virnuc_core.env_config import available_threads, physical_gpu
+from virnuc_core.env_config import available_threads
 from virnuc_core.errors import DeviceLostError, LaneError, UsageError
 from virnuc_core.inference.events import (
     LaneEvent,
@@ -345,11 +345,9 @@ class _LaneHere:
             DeviceLostError: the GPU failed; what was on the device stays there.
         """
         device = self.models.device
-        on_gpu = device.startswith("cuda")
-        shown = f"cuda:{physical_gpu(int(device.partition(':')[2]))}" if on_gpu else device
         try:
-            with nullcontext() if on_gpu else _using_threads():
-                emit(lane_started(read_plan(folder.plan), shards, lane, shown, os.getpid()))
+            with nullcontext() if device.startswith("cuda") else _using_threads():
+                emit(lane_started(read_plan(folder.plan), shards, lane, device, os.getpid()))
                 run_shards(folder, shards, self.models, lane, emit)
                 emit(LaneFinished(lane=lane))
         except Exception as error:

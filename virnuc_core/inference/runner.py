@@ -29,9 +29,9 @@ from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard
 from virnuc_core.inference.prefetch import Collator, HostBatch, ModelInputs, ShardInputs
 from virnuc_core.inference.shard import (
     VECTOR_DATASETS,
-    CommitGuard,
     ShardCounters,
     ShardResult,
+    require_planned,
     shard_identity,
     sum_counters,
     write_shard,
@@ -541,12 +541,11 @@ def run_shards(
     plan.require_own_series()
     collator = Collator.load(plan, FrameStore.open(folder.frames), models.streams)
     make_folder(folder.shards)
-    guard = CommitGuard(folder, plan)
 
     def commit(computed: ComputedShard) -> ShardCounters:
         result, shard = computed.result(), computed.shard
         begun = time.perf_counter()
-        is_wanted = partial(guard.require_planned, shard)
+        is_wanted = partial(require_planned, folder, plan, shard)
         write_shard(folder.shard(shard.index), result, shard_identity(plan, shard), is_wanted)
         seconds = replace(computed.seconds, write=time.perf_counter() - begun)
         rows = shard.end - shard.begin
