@@ -82,7 +82,7 @@ def version_findings() -> Iterator[Finding]:
 
 def device_findings() -> Iterator[Finding]:
     """CUDA, Triton, and every device that runs may use, with what "auto" resolves to there."""
-    rows = query_gpus(("driver_version",), units=False)
+    rows = query_gpus(("driver_version",))
     seen = torch.cuda.device_count()
     yield _cuda(rows[0][0] if rows else "", len(rows), seen)
     if seen:

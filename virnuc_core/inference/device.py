@@ -168,7 +168,7 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
     Uses nvidia-smi: a CUDA context takes memory on every GPU, and blocks lanes from GPUs in exclusive-process mode. Memory
     of a GPU that nvidia-smi does not list counts as free.
     """
-    rows = query_gpus(("uuid", "memory.free"), units=False)
+    rows = query_gpus(("uuid", "memory.free"))
     free_by_uuid = {row[0]: int(row[1]) << 20 for row in rows if len(row) == 2 and row[1].isdecimal()}
     found = []
     for device in devices:

@@ -30,7 +30,7 @@ from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.kernels import MIN_CAPABILITY
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
+from virnuc_core.sequences.frame_store import FrameStore, content_digest
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.settings import RunConfig
@@ -57,7 +57,7 @@ def index_inputs(
     alphabet: Alphabet,
     frames: FrameRule = "open",
     min_length: int = 0,
-) -> StoreMeta:
+) -> None:
     """Builds the frame store of a run, or reuses that of the same files and settings.
 
     Raises:
@@ -85,8 +85,8 @@ def index_inputs(
             )
             require_same_plan(existing, wanted, folder)
         if _is_store_of(folder.frames, files, (chunk_length, alphabet, frames, min_length)):
-            return StoreMeta.read(folder.frames)
-    return build_frame_store(
+            return
+    build_frame_store(
         inputs,
         folder.frames,
         chunk_length,
@@ -94,7 +94,7 @@ def index_inputs(
         frames=frames,
         min_length=min_length,
         rejected_copy=folder.rejected,
-    ).meta
+    )
 
 
 def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[object, ...]) -> bool:
@@ -137,21 +137,16 @@ def open_plan(
         VirnucError: a model, head or setting cannot be used.
     """
     log_version_warnings("compute")
-    if not folder.plan.exists():
-        plan = make_plan(config, store, kind, devices, before=before)
-        if token is not None:
-            folder.require_token(token)
-        write_plan(folder.plan, plan)
-        return plan
-    existing = read_plan(folder.plan)
-    wanted = make_plan(config, store, kind, devices, existing, before)
+    existing = read_plan(folder.plan) if folder.plan.exists() else None
+    plan = make_plan(config, store, kind, devices, existing, before)
     if token is not None:
         folder.require_token(token)
-    require_same_plan(existing, wanted, folder)
-    if (existing.threshold, existing.fdr) != (wanted.threshold, wanted.fdr):
-        existing = replace(existing, threshold=wanted.threshold, fdr=wanted.fdr)
-        write_plan(folder.plan, existing)
-    return existing
+    if existing is not None:
+        require_same_plan(existing, plan, folder)
+        plan = replace(existing, threshold=plan.threshold, fdr=plan.fdr)
+    if plan != existing:
+        write_plan(folder.plan, plan)
+    return plan
 
 
 def make_plan(
