@@ -318,7 +318,7 @@ def machine(device: str) -> Json:
     if device == "cpu":
         return {**found, "device": f"{platform.machine()} CPU", "threads": torch.get_num_threads()}
     names = ("driver_version", "power.limit", "clocks.max.sm")
-    values = next(iter(query_gpus(names, units=True)), ())
+    values = next(iter(query_gpus(names)), ())
     facts = {name.replace(".", "_"): value for name, value in zip(names, values, strict=False)}
     name = torch.cuda.get_device_name(device)
     return {**found, "device": name, "gpus": torch.cuda.device_count(), **facts}

@@ -168,7 +168,7 @@ def plan_host(choice: WorkerChoice) -> HostPlan:
     if choice.devices == "none" and not choice.runs:
         raise UsageError("--devices none with --runs 0 leaves nothing to do: give one of them.")
     gpus = [] if choice.devices in ("cpu", "none") else _chosen_gpus(choice.devices)
-    uuids = {row[0]: row[-1] for row in query_gpus(["index", "uuid"], units=False)} if gpus else {}
+    uuids = {row[0]: row[-1] for row in query_gpus(["index", "uuid"])} if gpus else {}
     keys = [uuids.get(gpu, gpu) for gpu in gpus]
     name = socket.gethostname()
     of_this_host = (name, _machine_id(), str(env().home.resolve()), value_of("SLURM_JOB_ID") or "", *keys)
@@ -270,6 +270,6 @@ def _chosen_gpus(devices: str) -> Sequence[str]:
 
 def _visible_gpus() -> Sequence[str]:
     """Those in CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists; none when it lists none."""
-    listed = [row[0] for row in query_gpus(["index"], units=False)]
+    listed = [row[0] for row in query_gpus(["index"])]
     visible = env().cuda_visible_devices
     return listed if visible is None or not listed else visible

@@ -16,9 +16,8 @@ from virnuc_core.inference import runner
 from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.runner import LoadedModels, load_planned_head
+from virnuc_core.inference.runner import LoadedModels, load_planned_head, run_shards
 from virnuc_core.inference.sharding import SHARD_SECONDS
-from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.models.checkpoint import (
     DNABERT,

@@ -1,6 +1,6 @@
 """Results of a contig are bit-identical whatever else is in the file, in any order and in shards of any size.
 
-tests/end_to_end/test_lanes.py shows the same for any number of lanes.
+tests/unit/inference/test_lanes.py shows the same for any number of lanes.
 """
 
 from collections.abc import Callable

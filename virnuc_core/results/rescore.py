@@ -19,7 +19,7 @@ from virnuc_core.inference.shard import (
     VECTOR_DATASETS,
     ShardCounters,
     ShardResult,
-    missing_shards,
+    pending_shards,
     shard_identity,
     write_shard,
 )
@@ -98,7 +98,7 @@ def _write_shards(
     assert plan.head is not None
     scorer = Scorer(load_planned_head(plan.head), "cpu")
     folder.shards.mkdir(exist_ok=True)
-    for index in missing_shards(folder, [shard.index for shard in plan.shards]):
+    for index in pending_shards(folder, plan):
         shard = plan.shards[index]
         rows = np.arange(shard.begin, shard.end)
         vectors = [_finite_rows(file, name, shard.begin, shard.end) for name in matrices]

@@ -203,7 +203,8 @@ def test_resuming_keeps_what_was_not_asked_for_and_takes_another_rule_of_calls(
 
 
 def index(folder: RunFolder, fasta: Path, min_length: int) -> StoreMeta:
-    return index_inputs(folder, [str(fasta)], 60, "dna", min_length=min_length)
+    index_inputs(folder, [str(fasta)], 60, "dna", min_length=min_length)
+    return StoreMeta.read(folder.frames)
 
 
 def test_a_frame_store_is_kept_for_the_same_files_and_settings_only(tmp_path: Path) -> None:
