@@ -248,7 +248,7 @@ def train(
         plan = _plan(folder, config, "train", lanes, steps)
         reports = _compute(folder, lanes, steps)
         fitted = steps(fit, folder, labelled, split, settings, head)
-        report = _report(steps, plan, out, reports, fitted.work)
+        report = _report(steps, plan, out, reports, fitted.work, warnings=fitted.warnings)
         steps(publish, folder, report)
     return Training(run=report, labelled=labelled, split=split, settings=settings, head=fitted)
 
@@ -390,6 +390,7 @@ def _report(
     lanes: Sequence[LaneReport],
     work: ShardCounters,
     counts: TableCounts | None = None,
+    warnings: tuple[str, ...] = (),
 ) -> RunReport:
     return RunReport(
         plan=plan,
@@ -402,6 +403,7 @@ def _report(
         id=steps.id,
         started=steps.started,
         labels=steps.labels,
+        warnings=warnings,
         links={**steps.links, **({"results": without_secrets(out)} if is_url(out) else {})},
     )
 

@@ -173,9 +173,10 @@ def _training(training: Training) -> list[str]:
         (name.replace("_", " "), f"{value:g}")
         for name, value in {**settings.pop("trainer"), **settings}.items()
     ]
+    temperature = "not calibrated" if trained.temperature is None else f"{trained.temperature:.4f}"
     rows += [
         ("rounds until the best", ", ".join(f"{best}" for best in trained.best_epochs)),
-        ("temperature", f"{trained.temperature:.4f}"),
+        ("temperature", temperature),
     ]
     if trained.contig_temperature is not None:
         intercept, slope = trained.contig_temperature

@@ -34,7 +34,7 @@ def test_the_viral_contigs_of_the_examples_are_found(
     assert document["chunk_length"] == CHUNKS_BY_RECORD
     assert document["notes"]
 
-    labels = column(examples_dir / "labels.tsv", "contig", "label")
+    labels = column(examples_dir / "labels.tsv", "seq_name", "label")
     calls = column(out / "contigs.tsv", "contig", "call")
     viral = [contig for contig in calls if calls[contig] == "virus"]
     assert calls.keys() == labels.keys()

@@ -25,7 +25,7 @@ from virnuc_core.inference.plan import (
 )
 from virnuc_core.inference.sharding import plan_shards
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
+from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, read_purpose, resolve_head
 from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.kernels import MIN_CAPABILITY
@@ -327,7 +327,10 @@ def plan_head(
     short_name = name if name in BUNDLED_HEADS else path.name
     if before is not None and before.location == str(path):
         short_name = before.name
-    return PlannedHead(name=short_name, fingerprint=file_digest(path), location=str(path))
+    calibrated = read_purpose(path).calibrated
+    return PlannedHead(
+        name=short_name, fingerprint=file_digest(path), location=str(path), calibrated=calibrated
+    )
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:

@@ -91,31 +91,25 @@ class TrainedHead:
     """A head in evaluation mode, that takes features as the models give them.
 
     Attributes:
-        temperature: of frames and chunks; part of the head, 1 if it is not calibrated.
+        temperature: of frames and chunks; part of the head. None if it is not calibrated.
         best_epochs: the epoch that each member's weights come from.
-        contig_temperature: intercept and slope over the logarithm of the number of chunks; None for an MLPClassifier.
+        contig_temperature: intercept and slope over the logarithm of the number of chunks; None for an MLPClassifier, too.
     """
 
     head: Head
-    temperature: float
+    temperature: float | None
     history: tuple[Epoch, ...]
     best_epochs: tuple[int, ...]
     contig_temperature: tuple[float, float] | None = None
-
-    @property
-    def is_at_bounds(self) -> bool:
-        """Whether the calibration ended at a limit of the temperature, and not at the best one."""
-        least, most = TEMPERATURE_BOUNDS
-        intercept, slope = self.contig_temperature or (1.0, 0.0)
-        return any(not 1.001 * least < t < 0.999 * most for t in (self.temperature, intercept)) or (
-            abs(slope) > 0.999 * most
-        )
 
 
 def train_head(
     train: LabelledVectors, validation: LabelledVectors, settings: TrainerSettings, *, calibrate: bool
 ) -> TrainedHead:
-    """Fits an MLPClassifier with early stopping, and calibrates it, both on the validation frames."""
+    """Fits an MLPClassifier with early stopping, and calibrates it, both on the validation frames.
+
+    Where the best temperature is beyond its bounds, the head is not calibrated.
+    """
     mean, scale = train.features.mean(0), train.features.std(0) + np.float32(1e-6)
     inputs, held_out = (
         replace(part, features=(part.features - mean) / scale) for part in (train, validation)
@@ -125,11 +119,13 @@ def train_head(
         head = _merge([member for member, _, _ in fitted])
         _fold_in(head, torch.from_numpy(mean), torch.from_numpy(scale))
         head.eval().requires_grad_(False)
-        temperature = 1.0
+        temperature = None
         if calibrate:
             margins = margins_of(head, torch.from_numpy(validation.features))
-            temperature = fit_temperature(margins, validation.is_viral, validation.weights)
-            apply_temperature(head, temperature)
+            found = fit_temperature(margins, validation.is_viral, validation.weights)
+            if is_within_bounds(found):
+                temperature = found
+                apply_temperature(head, temperature)
     return TrainedHead(
         head=head,
         temperature=temperature,
@@ -146,7 +142,7 @@ def train_contig_head(
     *,
     calibrate: bool,
 ) -> TrainedHead:
-    """Fits a ContigHead with early stopping, and calibrates it, both on the validation runs; `settings.members` has no meaning."""
+    """As `train_head`, of a ContigHead and runs; `settings.members` has no meaning."""
     # An epoch of few frames is longer, or there would be too few steps in all.
     steps = max(40, math.ceil(len(train.features) / settings.batch_frames))
     scale = settings.batch_frames / 1024  # at scale 1, a batch has about 512 chunks of two rows
@@ -175,14 +171,13 @@ def train_contig_head(
         history, best = _fit(
             head, optimizer, settings, 0, draw, loss, lambda: held_out.loss(head), max_norm=1.0
         )
-        if calibrate:
-            held_out.calibrate(head)
+        is_calibrated = calibrate and held_out.calibrate(head)
     head.requires_grad_(False)
     intercept, slope = head.contig_temperature.tolist()
     return TrainedHead(
         head=head,
-        temperature=float(head.chunk_temperature),
-        contig_temperature=(intercept, slope),
+        temperature=float(head.chunk_temperature) if is_calibrated else None,
+        contig_temperature=(intercept, slope) if is_calibrated else None,
         history=tuple(history),
         best_epochs=(best,),
     )
@@ -310,6 +305,12 @@ def fit_temperature(margins: Float64, is_viral: Bool, weights: Float64) -> float
     return float(np.exp(found.x))
 
 
+def is_within_bounds(*temperatures: float, slope: float = 0.0) -> bool:
+    """Whether temperatures, the last of contigs with its slope, are the best ones, and not limits of the search."""
+    least, most = TEMPERATURE_BOUNDS
+    return all(1.001 * least < t < 0.999 * most for t in temperatures) and abs(slope) < 0.999 * most
+
+
 def fit_contig_temperature(
     margins: Float64, is_viral: Bool, weights: Float64, num_chunks: Float64 | Int64
 ) -> Float64:
@@ -367,14 +368,19 @@ class _HeldOut:
         contigs = cross_entropy(whole, self.batch.contig_class < head.spec.num_virus, self.contig_weights)
         return (chunks + contigs) / 2
 
-    def calibrate(self, head: ContigHead) -> None:
-        alone, context, whole = self.margins(head)
+    def calibrate(self, head: ContigHead) -> bool:
+        """Sets all temperatures, or none if one is beyond its bounds; whether they are set."""
+        margins = self.margins(head)
         is_viral = self.batch.chunk_class < head.spec.num_virus
-        head.chunk_temperature.fill_(fit_temperature(alone, is_viral, self.chunk_weights))
-        head.context_temperature.fill_(fit_temperature(context, is_viral, self.chunk_weights))
+        alone, context = (fit_temperature(one, is_viral, self.chunk_weights) for one in margins[:2])
         is_viral, num_chunks = self.batch.contig_class < head.spec.num_virus, np.bincount(self.batch.contig)
-        found = fit_contig_temperature(whole, is_viral, self.contig_weights, num_chunks)
-        head.contig_temperature.copy_(torch.from_numpy(found))
+        intercept, slope = fit_contig_temperature(margins[2], is_viral, self.contig_weights, num_chunks)
+        if not is_within_bounds(alone, context, intercept, slope=slope):
+            return False
+        head.chunk_temperature.fill_(alone)
+        head.context_temperature.fill_(context)
+        head.contig_temperature.copy_(torch.tensor([intercept, slope]))
+        return True
 
 
 def _codes(head: ContigHead, features: Tensor, sizes: Tensor) -> Tensor:

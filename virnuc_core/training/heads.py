@@ -11,12 +11,13 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import Float32, Float64, Int64, offsets_of
+from virnuc_core.columns import Bool, Float32, Float64, Int64, offsets_of
 from virnuc_core.errors import InputError
 from virnuc_core.files import file_digest, make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
+from virnuc_core.models.catalogue import NOT_CALIBRATED
 from virnuc_core.models.heads import ContigHead, Head, HeadSpec, load_head, save_head
 from virnuc_core.models.scores import ScoredRows
 from virnuc_core.results.calls import call_chunks, call_contigs
@@ -54,7 +55,7 @@ from virnuc_core.training.split import (
     subsample,
 )
 
-# Validation records; with fewer, a head keeps its scores as they are.
+# Groups of each kind in the validation part; with fewer, a head keeps its scores as they are.
 LEAST_TO_CALIBRATE: Final = 10
 
 Data = TypeVar("Data", LabelledVectors, LabelledRuns)
@@ -117,14 +118,36 @@ class HeadSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSplit:
-    """Assignment of records to parts: `part`, int8 (R,), indexes `PARTS`; `counts` has one entry per part and class."""
+    """Assignment of records to parts.
+
+    Attributes:
+        part: int8 (R,), indexes `PARTS`.
+        counts: one entry per part and class.
+        validation_groups: groups of usable viral records, and of others, to calibrate a head with.
+        test_groups: the same, to measure it with.
+    """
 
     part: npt.NDArray[np.int8]
     counts: tuple[PartCounts, ...]
+    validation_groups: tuple[int, int]
+    test_groups: tuple[int, int]
 
-    def records(self, part: int) -> int:
-        """Usable records of a part."""
-        return sum(one.records for one in self.counts if one.part == PARTS[part])
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about what the scores and figures of a head will not be good for."""
+        few, found = 30, []
+        advice = "Give more records that are not alike, or a larger --held-out."
+        groups = "Groups of {} records: {} viral and {} other".format
+        if (fewest := min(self.validation_groups)) < few:
+            there_are = groups("validation", *self.validation_groups)
+            found.append(
+                f"The head {NOT_CALIBRATED}. {there_are}, and at least {LEAST_TO_CALIBRATE} of each are needed. {advice}"
+                if fewest < LEAST_TO_CALIBRATE
+                else f"The calibration is uncertain. {there_are}. {advice}"
+            )
+        if min(self.test_groups) < few:
+            found.append(f"The metrics are uncertain. {groups('test', *self.test_groups)}. {advice}")
+        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,28 +223,41 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
     is_usable = num_frames > 0
     part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.trainer.seed)
     make_folder(folder.training)
-    lines = ["record\tid\tclass\tgroup\tpart"]
+    lines = ["record\tseq_name\tclass\tgroup\tpart"]
     for number, name in zip(
         store.record_number.tolist(), store.record_names(0, store.num_records), strict=True
     ):
         class_name = table.class_names[table.classes[number - 1]]
         lines.append(f"{number}\t{name}\t{class_name}\t{table.groups[number - 1]}\t{PARTS[part[number - 1]]}")
     write_text(folder.training / "records.tsv", "\n".join(lines) + "\n")
+
+    def count(part_number: int, of_class: Bool) -> tuple[int, int, int]:
+        own = (part == part_number) & of_class & is_usable
+        return int(own.sum()), len(np.unique(table.groups[own])), int(num_frames[own].sum())
+
     counts = []
     for part_number, part_name in enumerate(PARTS):
         for class_number, class_name in enumerate(table.class_names):
-            own = (part == part_number) & (table.classes == class_number) & is_usable
+            records, groups, frames = count(part_number, table.classes == class_number)
             counts.append(
                 PartCounts(
                     part=part_name,
                     class_name=class_name,
                     is_viral=class_number == 0,
-                    records=int(own.sum()),
-                    groups=len(np.unique(table.groups[own])),
-                    frames=int(num_frames[own].sum()),
+                    records=records,
+                    groups=groups,
+                    frames=frames,
                 )
             )
-    return RecordSplit(part=part, counts=tuple(counts))
+    split = RecordSplit(
+        part=part,
+        counts=tuple(counts),
+        validation_groups=(count(VALIDATION, table.is_viral)[1], count(VALIDATION, ~table.is_viral)[1]),
+        test_groups=(count(TEST, table.is_viral)[1], count(TEST, ~table.is_viral)[1]),
+    )
+    for warning in split.warnings:
+        _log.warning(warning)
+    return split
 
 
 def fit_head(
@@ -230,16 +266,22 @@ def fit_head(
     """Fits, calibrates, writes and measures a head."""
     data = TrainingData(folder, read_plan(folder.plan), FrameStore.open(folder.frames), table, split.part)
     fit = {"open": _fit_classifier, "longest": _fit_contig_head}[data.plan.frames]
-    trained, work = fit(data, settings, calibrate=split.records(VALIDATION) >= LEAST_TO_CALIBRATE)
+    calibrate = min(split.validation_groups) >= LEAST_TO_CALIBRATE
+    trained, work = fit(data, settings, calibrate=calibrate)
+    warnings = split.warnings
+    if calibrate and trained.temperature is None:
+        warnings += (
+            f"The head {NOT_CALIBRATED}. It tells all validation records apart, or hardly any, so that no temperature is best. "
+            "Give records that are more varied.",
+        )
+        _log.warning(warnings[-1])
     fitted: dict[str, Any] = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}
     if trained.contig_temperature is not None:
         fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
-    save_head(trained.head, out, {**_facts(data.plan), "settings": asdict(settings), **fitted})
+    stated = {**_facts(data.plan), "calibrated": trained.temperature is not None}
+    save_head(trained.head, out, {**stated, "settings": asdict(settings), **fitted})
     calls = calls_of_test_records(data, load_head(out))
     levels = {level: measure(known) for level, known in calls.items()}
-    warnings = _warnings(split, trained)
-    for warning in warnings:
-        _log.warning("%s", warning)
     document = {
         "settings": asdict(settings),
         "parts": [asdict(one) for one in split.counts],
@@ -258,28 +300,6 @@ def fit_head(
         work=work,
         warnings=warnings,
     )
-
-
-def _warnings(split: RecordSplit, trained: TrainedHead) -> tuple[str, ...]:
-    validation, test, few, found = split.records(VALIDATION), split.records(TEST), 30, []
-    advice = "Give more records, or a larger --held-out."
-    if validation < LEAST_TO_CALIBRATE:
-        found.append(
-            f"The head is not calibrated: there are {validation} validation records, and at least {LEAST_TO_CALIBRATE} are "
-            f"needed. Its scores rank sequences, but are not probabilities. {advice}"
-        )
-    elif validation < few:
-        found.append(
-            f"The calibration is uncertain: there are only {validation} validation records. {advice}"
-        )
-    if test < few:
-        found.append(f"The metrics are uncertain: there are only {test} test records. {advice}")
-    if trained.is_at_bounds:
-        found.append(
-            "The calibration reached its limits: the validation records are all told apart, or hardly any are. Scores of "
-            "other sequences are not probabilities. Give records that are more varied."
-        )
-    return tuple(found)
 
 
 def _facts(plan: RunPlan) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class LabelledFiles:
         other: FASTA or FASTQ of non-viral records only.
         genbank: the class of a record comes from its lineage.
         labelled: files whose records are in `labels`, or GenBank files.
-        labels: table with columns `record` (or `id`) and `class`; "viral" and "virus" are viruses, anything else is not.
+        labels: table of `seq_name` and `label`, or else `class`; "viral" and "virus" are viruses, anything else is not.
     """
 
     viral: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, GenBankC
     if times > 1:
         raise UsageError(f"{place} is given twice: a file has one class only.")
     sources: Sources = {**dict.fromkeys(files.viral, VIRAL), **dict.fromkeys(files.other, OTHER)}
-    table = None if files.labels is None else read_table(files.labels, "class")
+    table = None if files.labels is None else read_table(files.labels, "label", "class")
     counts = GenBankCounts()
     for number, path in enumerate((*files.genbank, *files.labelled)):
         if number < len(files.genbank) or is_genbank(path):
@@ -198,30 +198,33 @@ def read_records(sources: Sources, groups: Mapping[str, str], *, kinship: bool) 
     )
 
 
-def read_table(path: str, column: str) -> dict[str, str]:
-    """Values by record from a tab-separated table whose header names both columns.
+def read_table(path: str, *columns: str) -> dict[str, str]:
+    """Values by sequence name from a tab- or comma-separated table with the column `seq_name` and one of `columns`.
 
     Raises:
-        InputError: it cannot be read, lacks a column or value, or has conflicting values for a record.
+        InputError: it cannot be read, lacks a column or value, or has conflicting values for a sequence.
     """
     found: dict[str, str] = {}
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, delimiter="\t")
+            delimiter = "\t" if "\t" in file.readline() else ","
+            file.seek(0)
+            rows = csv.DictReader(file, delimiter=delimiter)
             header = rows.fieldnames or ()
-            key = next((name for name in ("record", "id") if name in header), None)
-            if key is None or column not in header:
+            column = next((name for name in columns if name in header), None)
+            if "seq_name" not in header or column is None:
                 raise InputError(
-                    f"{path} has no columns record and {column}: give a tab-separated table whose first line names them."
+                    f"the first line of {path} does not name the columns seq_name and {' or '.join(columns)}: rename its columns (contig, "
+                    "record or id is seq_name). They are separated by tabs or commas."
                 )
             for row in rows:
-                record, value = row[key], row[column]
-                if not record or not value:
-                    raise InputError(f"{path}, line {rows.line_num}: the record or its {column} is missing.")
-                if found.setdefault(record, value) != value:
+                name, value = row["seq_name"], row[column]
+                if not name or not value:
                     raise InputError(
-                        f"{path}: record {record} has two values of {column}: {found[record]} and {value}."
+                        f"{path}, line {rows.line_num}: the seq_name or its {column} is missing."
                     )
+                if found.setdefault(name, value) != value:
+                    raise InputError(f"{path}: {name} has two values of {column}: {found[name]} and {value}.")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table: {error}.") from error
     return found

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,12 +12,12 @@ from tests.made_models import MadeModels, MadeRun, plan_run, write_contigs
 from virnuc_core.columns import Int64
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.shard import iter_shard_results
+from virnuc_core.models.catalogue import NOT_CALIBRATED, read_purpose
 from virnuc_core.results.inspect import inspect_path
 from virnuc_core.training.fit import LabelledVectors, TrainerSettings
 from virnuc_core.training.heads import (
     LEAST_TO_CALIBRATE,
     HeadSettings,
-    PartCounts,
     RecordSplit,
     TrainingData,
     fit_head,
@@ -84,29 +85,30 @@ def test_features_are_those_of_the_shards(run: MadeRun, of_validation: slice) ->
 @pytest.mark.parametrize(
     ("validation", "test", "warnings"),
     [
-        (6, 6, ["The head is not calibrated: there are 6 validation", "The metrics are uncertain: there are only 6"]),
-        (10, 30, ["The calibration is uncertain: there are only 10 validation records"]),
-        (30, 29, ["The metrics are uncertain: there are only 29 test records"]),
-        (30, 30, []),
+        ((6, 90), (6, 6), ["not calibrated: .* validation records: 6 viral and 90 other", "The metrics are uncertain"]),
+        ((90, 9), (30, 30), ["not calibrated: .*: 90 viral and 9 other"]),
+        ((10, 90), (30, 30), ["The calibration is uncertain. .*: 10 viral"]),
+        ((30, 30), (90, 29), ["The metrics are uncertain. Groups of test records: 90 viral and 29"]),
+        ((30, 30), (30, 30), []),
     ],
 )  # fmt: skip
-def test_few_records_are_warned_of_and_fewer_calibrate_nothing(
-    run: MadeRun, tmp_path: Path, validation: int, test: int, warnings: list[str]
+def test_few_groups_are_warned_of_and_fewer_calibrate_nothing(
+    run: MadeRun, tmp_path: Path, validation: tuple[int, int], test: tuple[int, int], warnings: list[str]
 ) -> None:
-    table = table_of(run, classes=2)
-    counts = tuple(
-        PartCounts(part=part, class_name="viral", is_viral=True, records=records, groups=1, frames=1)
-        for part, records in (("train", 100), ("validation", validation), ("test", test))
-    )
-    split = RecordSplit(part=(np.arange(len(table.names)) % 3).astype(np.int8), counts=counts)
+    table, out = table_of(run, classes=2), tmp_path / "head.safetensors"
+    part = (np.arange(len(table.names)) % 3).astype(np.int8)
+    split = RecordSplit(part=part, counts=(), validation_groups=validation, test_groups=test)
     run.folder.training.mkdir(exist_ok=True)
-    fitted = fit_head(run.folder, table, split, settings_of(1000), tmp_path / "head.safetensors")
-    of_numbers = [warning for warning in fitted.warnings if "reached its limits" not in warning]
-    assert len(of_numbers) == len(warnings)
-    assert all(map(str.startswith, of_numbers, warnings))
-    assert (fitted.trained.temperature == 1.0) == (validation < LEAST_TO_CALIBRATE)
+    fitted = fit_head(run.folder, table, split, settings_of(1000), out)
+    assert all(re.search(part, whole) for part, whole in zip(warnings, split.warnings, strict=True))
+    assert fitted.warnings[: len(warnings)] == split.warnings
+    is_calibrated = fitted.trained.temperature is not None
+    if min(validation) < LEAST_TO_CALIBRATE:
+        assert not is_calibrated
+    assert read_purpose(out).calibrated == is_calibrated
     figures = json.loads((run.folder.training / "figures.json").read_text())
     assert figures["warnings"] == list(fitted.warnings)
+    assert is_calibrated == (not any(NOT_CALIBRATED in warning for warning in fitted.warnings))
 
 
 def settings_of(most_frames: int) -> HeadSettings:
@@ -161,3 +163,5 @@ def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
     assert sum(one.frames for one in split.counts) == run.store.num_frames
     assert sum(one.records for one in split.counts) == len(np.unique(records))
     assert sum(one.frames for one in split.counts if one.part == "validation") == len(rows)
+    both = [table.groups[records[rows]][table.is_viral[records[rows]] == kind] for kind in (True, False)]
+    assert split.validation_groups == tuple(len(np.unique(groups)) for groups in both)
