@@ -46,7 +46,8 @@ from virnuc_core.specs import Alphabet
 
 if TYPE_CHECKING:  # what only a training needs is imported by its steps
     from virnuc_core.training.evaluation import Evaluation
-    from virnuc_core.training.heads import FittedHead, HeadSettings, Labelled, RecordSplit
+    from virnuc_core.training.fit import TrainerSettings
+    from virnuc_core.training.heads import FittedHead, Labelled, RecordSplit
     from virnuc_core.training.labels import LabelledFiles
 
 P = ParamSpec("P")
@@ -118,7 +119,7 @@ class Training:
     run: RunReport
     labelled: "Labelled"
     split: "RecordSplit"
-    settings: "HeadSettings"
+    settings: "TrainerSettings"
     head: "FittedHead"
 
 
@@ -212,7 +213,7 @@ def train(
     files: "LabelledFiles",
     out: str,
     config: RunConfig,
-    settings: "HeadSettings",
+    settings: "TrainerSettings",
     lanes: Lanes,
     *,
     groups: str | None = None,
@@ -295,7 +296,7 @@ def index(folder: RunFolder, inputs: Sequence[str], config: RunConfig) -> None:
     index_inputs(folder, list(inputs), chunk_rule_of(config), alphabet, frames_of(config), config.min_length)
 
 
-def divide(folder: RunFolder, labelled: "Labelled", settings: "HeadSettings") -> "RecordSplit":
+def divide(folder: RunFolder, labelled: "Labelled", settings: "TrainerSettings") -> "RecordSplit":
     """Splits the records before any computation."""
     from virnuc_core.training.heads import split_labelled
 
@@ -322,7 +323,7 @@ def classify(folder: RunFolder) -> TableCounts:
 
 
 def fit(
-    folder: RunFolder, labelled: "Labelled", split: "RecordSplit", settings: "HeadSettings", out: Path
+    folder: RunFolder, labelled: "Labelled", split: "RecordSplit", settings: "TrainerSettings", out: Path
 ) -> "FittedHead":
     """Fits, calibrates, writes and evaluates the head."""
     from virnuc_core.training.heads import fit_head

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from virnuc_core.models.heads import (
     MLPClassifier,
     fixed_threads,
 )
+from virnuc_core.settings import TrainSettings
 from virnuc_core.training.contigs import (
     ContigBatch,
     ContigSampler,
@@ -42,10 +43,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
-    """Everything that decides the fit, apart from the vectors.
+    """Everything that decides a head, apart from the vectors.
 
     Attributes:
-        seed: of weights, dropout and sampling.
+        seed: of the split, weights, dropout and sampling.
+        held_out: share of the groups of each class for validation, and again for the test.
+        group_power: see `sample_weights`.
+        most_frames: approximate upper bound on the frames used for training.
         members: ensemble size of an MLPClassifier: heads of 512 hidden units, fitted from different seeds and merged into one that
             gives the mean of their logits.
         epochs: at most; an epoch samples as many frames as there are.
@@ -56,12 +60,22 @@ class TrainerSettings:
     """
 
     seed: int = 0
+    held_out: float = 0.1
+    group_power: float = 0.6
+    most_frames: int = 200_000
     members: int = 2
     epochs: int = 20
     patience: int = 5
     batch_frames: int = 256
     learning_rate: float = 1e-3
     weight_decay: float = 0.5
+
+    @classmethod
+    def of(cls, given: TrainSettings) -> Self:
+        """Those of a training; a contig head is one network, of which the weights decay less."""
+        names = ("seed", "held_out", "group_power", "most_frames", "members", "epochs")
+        settings = cls(**{name: getattr(given, name) for name in names})
+        return settings if given.frames == "open" else replace(settings, members=1, weight_decay=0.1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,7 +26,6 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
-from virnuc_core.settings import TrainSettings
 from virnuc_core.specs import InputFile
 from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights, embed_pieces, fit_novelty
 from virnuc_core.training.fit import (
@@ -36,7 +36,6 @@ from virnuc_core.training.fit import (
     train_head,
 )
 from virnuc_core.training.labels import (
-    GenBankCounts,
     LabelledFiles,
     RecordTable,
     open_sources,
@@ -82,38 +81,7 @@ class Labelled:
     files: tuple[InputFile, ...]
     paths: tuple[str, ...]
     table: RecordTable
-    genbank: GenBankCounts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadSettings:
-    """Everything that decides a head, apart from the vectors.
-
-    Attributes:
-        held_out: share of the groups of each class for validation, and again for the test.
-        group_power: see `sample_weights`.
-        most_frames: approximate upper bound on the frames used for training.
-    """
-
-    trainer: TrainerSettings
-    held_out: float
-    group_power: float
-    most_frames: int
-
-    @classmethod
-    def of(cls, settings: TrainSettings) -> "HeadSettings":
-        """Those of a training; a contig head is one network, of which the weights decay."""
-        fit: dict[str, Any] = (
-            {"members": settings.members}
-            if settings.frames == "open"
-            else {"members": 1, "weight_decay": 0.1}
-        )
-        return cls(
-            trainer=TrainerSettings(seed=settings.seed, epochs=settings.epochs, **fit),
-            held_out=settings.held_out,
-            group_power=settings.group_power,
-            most_frames=settings.most_frames,
-        )
+    genbank: Counter[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +157,9 @@ class TrainingData:
 
 
 # Samples a part: ascending rows of the frame store (n,), and what makes the data from their features (n, D).
-Sampler = Callable[[TrainingData, int, HeadSettings, np.random.Generator], tuple[Int64, Callable[..., Data]]]
+Sampler = Callable[
+    [TrainingData, int, TrainerSettings, np.random.Generator], tuple[Int64, Callable[..., Data]]
+]
 
 
 def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *, kinship: bool) -> Labelled:
@@ -209,7 +179,7 @@ def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *
     )
 
 
-def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings) -> RecordSplit:
+def split_labelled(folder: RunFolder, table: RecordTable, settings: TrainerSettings) -> RecordSplit:
     """Splits the records, before anything is computed for them, and writes records.tsv."""
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0:
@@ -221,7 +191,7 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
         raise InputError(f"no record has {nothing[store.meta.frames]}")
     num_frames = np.bincount(record_of_frames(store), minlength=len(table.names))
     is_usable = num_frames > 0
-    part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.trainer.seed)
+    part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.seed)
     make_folder(folder.training)
     lines = ["record\tseq_name\tclass\tgroup\tpart"]
     for number, name in zip(
@@ -261,7 +231,7 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
 
 
 def fit_head(
-    folder: RunFolder, table: RecordTable, split: RecordSplit, settings: HeadSettings, out: Path
+    folder: RunFolder, table: RecordTable, split: RecordSplit, settings: TrainerSettings, out: Path
 ) -> FittedHead:
     """Fits, calibrates, writes and measures a head."""
     data = TrainingData(folder, read_plan(folder.plan), FrameStore.open(folder.frames), table, split.part)
@@ -321,21 +291,21 @@ def _facts(plan: RunPlan) -> dict[str, Any]:
 
 
 def _fit_classifier(
-    data: TrainingData, settings: HeadSettings, *, calibrate: bool
+    data: TrainingData, settings: TrainerSettings, *, calibrate: bool
 ) -> tuple[TrainedHead, ShardCounters]:
     [train, validation], work = read_samples(data, settings, sample_frames)
-    return train_head(train, validation, settings.trainer, calibrate=calibrate), work
+    return train_head(train, validation, settings, calibrate=calibrate), work
 
 
 def _fit_contig_head(
-    data: TrainingData, settings: HeadSettings, *, calibrate: bool
+    data: TrainingData, settings: TrainerSettings, *, calibrate: bool
 ) -> tuple[TrainedHead, ShardCounters]:
-    seed = settings.trainer.seed
+    seed = settings.seed
     [train, validation], work = read_samples(data, settings, sample_runs)
     dna_width, protein_width = (model.spec.embedding_dim for model in data.plan.models)
     classes = data.table.class_names
     spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=classes, num_virus=1)
-    trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=calibrate)
+    trained = train_contig_head(train, validation, spec, settings, calibrate=calibrate)
     assert isinstance(trained.head, ContigHead)
     own, _ = embed_pieces(trained.head, train, seed)
     held_out, run = embed_pieces(trained.head, validation, seed)
@@ -376,7 +346,7 @@ def record_of_frames(store: FrameStore) -> Int64:
 
 
 def sample_frames(
-    data: TrainingData, part: int, settings: HeadSettings, rng: np.random.Generator
+    data: TrainingData, part: int, settings: TrainerSettings, rng: np.random.Generator
 ) -> tuple[Int64, Callable[..., LabelledVectors]]:
     """Samples about `most_frames` frames of a part; see `Sampler`."""
     rows, records, weights = data.frames_of(part, settings.group_power)
@@ -388,7 +358,7 @@ def sample_frames(
 def sample_runs(
     data: TrainingData,
     part: int,
-    settings: HeadSettings,
+    settings: TrainerSettings,
     rng: np.random.Generator,
     most_chunks: int = MOST_CHUNKS,
 ) -> tuple[Int64, Callable[..., LabelledRuns]]:
@@ -423,10 +393,10 @@ def sample_runs(
 
 
 def read_samples(
-    data: TrainingData, settings: HeadSettings, sample: Sampler[Data]
+    data: TrainingData, settings: TrainerSettings, sample: Sampler[Data]
 ) -> tuple[list[Data], ShardCounters]:
     """Samples of the training and of the validation records with their features, and the work of the run, from one pass over it."""
-    rng = np.random.default_rng(settings.trainer.seed)
+    rng = np.random.default_rng(settings.seed)
     sampled = [sample(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
     width = sum(model.spec.embedding_dim for model in data.plan.models)
     features = [np.empty((len(rows), width), np.float32) for rows, _ in sampled]

@@ -105,24 +105,8 @@ class RecordTable:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenBankCounts:
-    """Records read; those left out, with neither viral nor cellular lineage; and prophages cut out."""
-
-    records: int = 0
-    left_out: int = 0
-    prophages: int = 0
-
-    def __add__(self, other: "GenBankCounts") -> "GenBankCounts":
-        return GenBankCounts(
-            records=self.records + other.records,
-            left_out=self.left_out + other.left_out,
-            prophages=self.prophages + other.prophages,
-        )
-
-
-def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, GenBankCounts]:
-    """The files to be read, where GenBank files are converted to FASTA in `scratch`.
+def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, Counter[str]]:
+    """The files to be read, where GenBank files are converted to FASTA in `scratch`, and counts as of `convert_genbank`.
 
     Raises:
         UsageError: no file is given, a file is given twice, or a table is missing or not needed.
@@ -144,7 +128,7 @@ def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, GenBankC
         raise UsageError(f"{place} is given twice: a file has one class only.")
     sources: Sources = {**dict.fromkeys(files.viral, VIRAL), **dict.fromkeys(files.other, OTHER)}
     table = None if files.labels is None else read_table(files.labels, "label", "class")
-    counts = GenBankCounts()
+    counts: Counter[str] = Counter()
     for number, path in enumerate((*files.genbank, *files.labelled)):
         if number < len(files.genbank) or is_genbank(path):
             fasta = scratch / f"genbank_{number + 1}.fa"
@@ -247,34 +231,39 @@ def is_genbank(path: str) -> bool:
         return text.peek(6).startswith(b"LOCUS ")
 
 
-def convert_genbank(genbank: str, fasta: Path) -> tuple[dict[str, str], GenBankCounts]:
-    """Writes the sequences of a GenBank file as FASTA, and gives the class of each record by name."""
+def convert_genbank(genbank: str, fasta: Path) -> tuple[dict[str, str], Counter[str]]:
+    """Writes the sequences of a GenBank file as FASTA.
+
+    Returns:
+        The class of each record by name; and the numbers of `records`, of those `left_out`, with neither viral nor cellular
+        lineage, and of `prophages` cut out.
+    """
     classes: dict[str, str] = {}
-    records = left_out = prophages = 0
+    counts: Counter[str] = Counter()
     fasta.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(fasta) as new, new.open("w", encoding="utf-8") as sequences:
         for record in _iter_records(genbank):
-            records += 1
+            counts["records"] += 1
             class_name = _class_in_lineage(record)
             if class_name is None:
-                left_out += 1
+                counts["left_out"] += 1
                 continue
             regions = () if class_name == VIRAL else _prophages(record)
-            prophages += len(regions)
+            counts["prophages"] += len(regions)
             for name, sequence in _pieces(record, regions):
                 sequences.write(f">{name}\n{sequence}\n")
                 if classes.setdefault(name, class_name) != class_name:
                     raise InputError(
                         f"{genbank}: record {name} is twice in it, with lineages of two classes."
                     )
-    if left_out:
+    if counts["left_out"]:
         _log.warning(
             "%d of %d records of %s are left out: their lineage is neither of viruses nor of cells",
-            left_out,
-            records,
+            counts["left_out"],
+            counts["records"],
             visible(genbank),
         )
-    return classes, GenBankCounts(records=records, left_out=left_out, prophages=prophages)
+    return classes, counts
 
 
 def _iter_records(path: str) -> Iterator[SeqRecord]:

@@ -177,18 +177,12 @@ def sampled_kmers(sequence: bytes, limit: int) -> UInt64:
     return np.unique(np.concatenate(found))
 
 
-def _words(one: UInt64) -> UInt64:
+def _words(bases: UInt64) -> UInt64:
     """uint64 (n - 20,): the 21 two-bit codes from each of n positions on, packed into one number."""
-    two = _joined(one, one[1:], 1)
-    four = _joined(two, two[2:], 2)
-    sixteen = _joined(_joined(four, four[4:], 4), _joined(four, four[4:], 4)[8:], 8)
-    return _joined(_joined(sixteen, four[16:], 4), one[20:], 1)
-
-
-def _joined(left: UInt64, right: UInt64, letters: int) -> UInt64:
-    """Appends to each word the word of `letters` letters to its right."""
-    count = min(len(left), len(right))
-    return np.asarray(left[:count] << np.uint64(2 * letters) | right[:count], np.uint64)
+    words = np.zeros(len(bases) - KMER_LENGTH + 1, np.uint64)
+    for place in range(KMER_LENGTH):
+        words = words << np.uint64(2) | bases[place : place + len(words)]
+    return words
 
 
 def _mixed(words: UInt64) -> UInt64:

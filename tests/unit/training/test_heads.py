@@ -17,7 +17,6 @@ from virnuc_core.results.inspect import inspect_path
 from virnuc_core.training.fit import LabelledVectors, TrainerSettings
 from virnuc_core.training.heads import (
     LEAST_TO_CALIBRATE,
-    HeadSettings,
     RecordSplit,
     TrainingData,
     fit_head,
@@ -111,9 +110,8 @@ def test_few_groups_are_warned_of_and_fewer_calibrate_nothing(
     assert is_calibrated == (not any(NOT_CALIBRATED in warning for warning in fitted.warnings))
 
 
-def settings_of(most_frames: int) -> HeadSettings:
-    trainer = TrainerSettings(epochs=2, members=1)
-    return HeadSettings(trainer=trainer, held_out=0.1, group_power=0.6, most_frames=most_frames)
+def settings_of(most_frames: int) -> TrainerSettings:
+    return TrainerSettings(epochs=2, members=1, most_frames=most_frames)
 
 
 def test_runs_are_sampled_from_their_part_with_whole_chunks(run: MadeRun) -> None:
