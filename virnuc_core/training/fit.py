@@ -87,6 +87,13 @@ class LabelledVectors:
     weights: Float64
 
 
+def vectors_of(runs: LabelledRuns) -> LabelledVectors:
+    """The rows of runs, which share the weights of their runs."""
+    run_of_row = np.repeat(runs.chunk_run, np.diff(runs.first_row))
+    weights = (runs.weights / np.bincount(run_of_row))[run_of_row]
+    return LabelledVectors(features=runs.features, is_viral=(runs.classes == 0)[run_of_row], weights=weights)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
     """One epoch of one ensemble member; members are numbered from 0, epochs from 1.

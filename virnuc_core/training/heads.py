@@ -3,16 +3,14 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import Bool, Float32, Float64, Int64, offsets_of
+from virnuc_core.columns import Bool, Float32, Int64, offsets_of
 from virnuc_core.errors import InputError
 from virnuc_core.files import file_digest, make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
@@ -29,11 +27,11 @@ from virnuc_core.sequences.reader import input_digest
 from virnuc_core.specs import InputFile
 from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights, embed_pieces, fit_novelty
 from virnuc_core.training.fit import (
-    LabelledVectors,
     TrainedHead,
     TrainerSettings,
     train_contig_head,
     train_head,
+    vectors_of,
 )
 from virnuc_core.training.labels import (
     LabelledFiles,
@@ -51,13 +49,10 @@ from virnuc_core.training.split import (
     kept_share,
     sample_weights,
     split_records,
-    subsample,
 )
 
 # Groups of each kind in the validation part; with fewer, a head keeps its scores as they are.
 LEAST_TO_CALIBRATE: Final = 10
-
-Data = TypeVar("Data", LabelledVectors, LabelledRuns)
 
 _log = logging.getLogger(__name__)
 
@@ -148,19 +143,6 @@ class TrainingData:
     table: RecordTable
     part: npt.NDArray[np.int8]
 
-    def frames_of(self, part: int, group_power: float) -> tuple[Int64, Int64, Float64]:
-        """Rows of the frames of a part, their records (rows of the table), and their sampling probabilities, all (n,)."""
-        records = record_of_frames(self.store)
-        rows = np.flatnonzero(self.part[records] == part)
-        own = records[rows]
-        return rows, own, sample_weights(self.table.is_viral[own], self.table.groups[own], group_power)
-
-
-# Samples a part: ascending rows of the frame store (n,), and what makes the data from their features (n, D).
-Sampler = Callable[
-    [TrainingData, int, TrainerSettings, np.random.Generator], tuple[Int64, Callable[..., Data]]
-]
-
 
 def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *, kinship: bool) -> Labelled:
     """Reads every labelled record once.
@@ -237,7 +219,8 @@ def fit_head(
     data = TrainingData(folder, read_plan(folder.plan), FrameStore.open(folder.frames), table, split.part)
     fit = {"open": _fit_classifier, "longest": _fit_contig_head}[data.plan.frames]
     calibrate = min(split.validation_groups) >= LEAST_TO_CALIBRATE
-    trained, work = fit(data, settings, calibrate=calibrate)
+    [train, validation], work = read_samples(data, settings)
+    trained = fit(data, train, validation, settings, calibrate=calibrate)
     warnings = split.warnings
     if calibrate and trained.temperature is None:
         warnings += (
@@ -291,26 +274,33 @@ def _facts(plan: RunPlan) -> dict[str, Any]:
 
 
 def _fit_classifier(
-    data: TrainingData, settings: TrainerSettings, *, calibrate: bool
-) -> tuple[TrainedHead, ShardCounters]:
-    [train, validation], work = read_samples(data, settings, sample_frames)
-    return train_head(train, validation, settings, calibrate=calibrate), work
+    data: TrainingData,
+    train: LabelledRuns,
+    validation: LabelledRuns,
+    settings: TrainerSettings,
+    *,
+    calibrate: bool,
+) -> TrainedHead:
+    return train_head(vectors_of(train), vectors_of(validation), settings, calibrate=calibrate)
 
 
 def _fit_contig_head(
-    data: TrainingData, settings: TrainerSettings, *, calibrate: bool
-) -> tuple[TrainedHead, ShardCounters]:
-    seed = settings.seed
-    [train, validation], work = read_samples(data, settings, sample_runs)
+    data: TrainingData,
+    train: LabelledRuns,
+    validation: LabelledRuns,
+    settings: TrainerSettings,
+    *,
+    calibrate: bool,
+) -> TrainedHead:
     dna_width, protein_width = (model.spec.embedding_dim for model in data.plan.models)
     classes = data.table.class_names
     spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=classes, num_virus=1)
     trained = train_contig_head(train, validation, spec, settings, calibrate=calibrate)
     assert isinstance(trained.head, ContigHead)
-    own, _ = embed_pieces(trained.head, train, seed)
-    held_out, run = embed_pieces(trained.head, validation, seed)
-    fit_novelty(trained.head, own, held_out, validation.records[run], seed)
-    return trained, work
+    own, _ = embed_pieces(trained.head, train, settings.seed)
+    held_out, run = embed_pieces(trained.head, validation, settings.seed)
+    fit_novelty(trained.head, own, held_out, validation.records[run], settings.seed)
+    return trained
 
 
 def calls_of_test_records(data: TrainingData, head: Head) -> dict[str, KnownCalls]:
@@ -345,25 +335,22 @@ def record_of_frames(store: FrameStore) -> Int64:
     return np.asarray(store.record_number[store.chunk_record[store.frame_chunk]] - 1)
 
 
-def sample_frames(
-    data: TrainingData, part: int, settings: TrainerSettings, rng: np.random.Generator
-) -> tuple[Int64, Callable[..., LabelledVectors]]:
-    """Samples about `most_frames` frames of a part; see `Sampler`."""
-    rows, records, weights = data.frames_of(part, settings.group_power)
-    left, weights = subsample(weights, settings.most_frames, rng)
-    is_viral = data.table.is_viral[records[left]]
-    return rows[left], partial(LabelledVectors, is_viral=is_viral, weights=weights)
-
-
 def sample_runs(
     data: TrainingData,
     part: int,
     settings: TrainerSettings,
     rng: np.random.Generator,
     most_chunks: int = MOST_CHUNKS,
-) -> tuple[Int64, Callable[..., LabelledRuns]]:
-    """Samples runs of up to `most_chunks` consecutive chunks with a row, about `most_frames` frames in all; see `Sampler`."""
-    rows, own, weights = data.frames_of(part, settings.group_power)
+) -> tuple[Int64, LabelledRuns]:
+    """Samples runs of up to `most_chunks` consecutive chunks with a row, about `most_frames` frames of a part in all.
+
+    Returns:
+        Ascending rows of the frame store, int64 (n,), and the runs of these, whose features are still to be filled in.
+    """
+    table, records = data.table, record_of_frames(data.store)
+    rows = np.flatnonzero(data.part[records] == part)
+    own = records[rows]
+    weights = sample_weights(table.is_viral[own], table.groups[own], settings.group_power)
     chunk_begins = np.flatnonzero(np.diff(data.store.frame_chunk[rows], prepend=-1))
     chunk_record = own[chunk_begins]
     record_begins = np.flatnonzero(np.diff(chunk_record, prepend=-1))
@@ -379,36 +366,32 @@ def sample_runs(
     is_kept_chunk = np.repeat(is_kept, chunk_counts)
     row_counts = np.diff(chunk_begins, append=len(rows))
     kept = rows[np.repeat(is_kept_chunk, row_counts)]
-    records = chunk_record[run_begins[is_kept]]
-    return kept, partial(
-        LabelledRuns,
+    kept_records = chunk_record[run_begins[is_kept]]
+    width = sum(model.spec.embedding_dim for model in data.plan.models)
+    return kept, LabelledRuns(
+        features=np.empty((len(kept), width), np.float32),
         sizes=data.store.sizes(kept),
         first_row=offsets_of(row_counts[is_kept_chunk]),
         first_chunk=offsets_of(chunk_counts[is_kept]),
-        records=records,
-        classes=data.table.classes[records],
-        groups=data.table.groups[records],
+        records=kept_records,
+        classes=table.classes[kept_records],
+        groups=table.groups[kept_records],
         weights=run_weights[is_kept] / run_weights[is_kept].sum(),
     )
 
 
-def read_samples(
-    data: TrainingData, settings: TrainerSettings, sample: Sampler[Data]
-) -> tuple[list[Data], ShardCounters]:
-    """Samples of the training and of the validation records with their features, and the work of the run, from one pass over it."""
+def read_samples(data: TrainingData, settings: TrainerSettings) -> tuple[list[LabelledRuns], ShardCounters]:
+    """Samples of the training and of the validation records, and the work of the run, from one pass over it."""
     rng = np.random.default_rng(settings.seed)
-    sampled = [sample(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
-    width = sum(model.spec.embedding_dim for model in data.plan.models)
-    features = [np.empty((len(rows), width), np.float32) for rows, _ in sampled]
+    sampled = [sample_runs(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
     counters = []
     for shard, result in iter_shard_results(data.folder, data.plan):
         vectors = _features(result)
-        for (rows, _), filled in zip(sampled, features, strict=True):
+        for rows, runs in sampled:
             begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
-            filled[begin:end] = vectors[rows[begin:end] - shard.begin]
+            runs.features[begin:end] = vectors[rows[begin:end] - shard.begin]
         counters.append(result.counters)
-    made = [make(features=filled) for (_, make), filled in zip(sampled, features, strict=True)]
-    return made, sum_counters(counters)
+    return [runs for _, runs in sampled], sum_counters(counters)
 
 
 def _features(result: ShardResult) -> Float32:

@@ -12,7 +12,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -270,31 +269,28 @@ def _iter_records(path: str) -> Iterator[SeqRecord]:
     if not is_genbank(path):
         raise InputError(f"{path} is not GenBank: it does not begin with LOCUS.")
     number = 0
-    with reading_text(path) as text, _damage_of(path), io.TextIOWrapper(text, encoding="utf-8") as lines:
-        for record in SeqIO.parse(lines, "genbank"):
-            number += 1
-            try:
-                str(record.seq)
-            except UndefinedSequenceError as error:
-                raise InputError(
-                    f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
-                    '("GenBank (full)").'
-                ) from error
-            yield record
-    if number == 0:
-        raise InputError(f"{path} holds no whole GenBank record. Download it again.")
-
-
-@contextmanager
-def _damage_of(path: str) -> Iterator[None]:
-    """Raises InputError for what Biopython raises or warns of when records are incomplete."""
-    with warnings.catch_warnings():
+    with (
+        reading_text(path) as text,
+        io.TextIOWrapper(text, encoding="utf-8") as lines,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", BiopythonParserWarning)
         warnings.filterwarnings("error", "Expected sequence length", BiopythonParserWarning)
         try:
-            yield
+            for record in SeqIO.parse(lines, "genbank"):
+                number += 1
+                str(record.seq)
+                yield record
+        except UndefinedSequenceError as error:
+            raise InputError(
+                f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
+                '("GenBank (full)").'
+            ) from error
+        # What Biopython raises or warns of where records are incomplete.
         except (ValueError, AssertionError, LookupError, BiopythonParserWarning) as error:
             raise InputError(f"{path} is damaged GenBank: {error}. Download it again.") from error
+    if number == 0:
+        raise InputError(f"{path} holds no whole GenBank record. Download it again.")
 
 
 def _class_in_lineage(record: SeqRecord) -> str | None:

@@ -79,16 +79,6 @@ def sample_weights(is_viral: Bool, groups: Int64, sampling_exponent: float) -> F
     return weights
 
 
-def subsample(weights: Float64, max_frames: int, rng: np.random.Generator) -> tuple[Int64, Float64]:
-    """Ascending rows of about `max_frames` frames, and new weights that keep weighted sampling the same in expectation."""
-    if len(weights) <= max_frames:
-        return np.arange(len(weights)), weights
-    share = kept_share(weights, max_frames)
-    rows = np.flatnonzero(rng.random(len(weights)) < share)
-    left = weights[rows] / share[rows]
-    return rows, left / left.sum()
-
-
 def kept_share(weights: Float64, max_frames: int) -> Float64:
     """float64 (n,): probability with which each frame is to be kept, so that about `max_frames` are."""
     if len(weights) <= max_frames:

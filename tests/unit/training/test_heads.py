@@ -1,20 +1,17 @@
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.made_models import MadeModels, MadeRun, plan_run, write_contigs
-from virnuc_core.columns import Int64
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.models.catalogue import NOT_CALIBRATED, read_purpose
 from virnuc_core.results.inspect import inspect_path
-from virnuc_core.training.fit import LabelledVectors, TrainerSettings
+from virnuc_core.training.fit import TrainerSettings, vectors_of
 from virnuc_core.training.heads import (
     LEAST_TO_CALIBRATE,
     RecordSplit,
@@ -22,12 +19,11 @@ from virnuc_core.training.heads import (
     fit_head,
     read_samples,
     record_of_frames,
-    sample_frames,
     sample_runs,
     split_labelled,
 )
 from virnuc_core.training.labels import RecordTable
-from virnuc_core.training.split import TEST, TRAIN, VALIDATION
+from virnuc_core.training.split import PARTS, TEST, TRAIN, VALIDATION, sample_weights
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +60,27 @@ def test_a_run_to_train_has_vectors_and_no_head(
         plan_run(tmp_path / "none", fasta, config, kind="train")
 
 
-@pytest.mark.parametrize("of_validation", [slice(3, None, 7), slice(0)])
-def test_features_are_those_of_the_shards(run: MadeRun, of_validation: slice) -> None:
-    table, rows = table_of(run, classes=2), np.arange(run.store.num_frames)
-
-    def sample(_data: object, part: int, *_: object) -> tuple[Int64, Callable[..., LabelledVectors]]:
-        own = rows if part == TRAIN else rows[of_validation]
-        return own, partial(LabelledVectors, is_viral=own > 0, weights=own / 1)
-
-    data = TrainingData(run.folder, run.plan, run.store, table, np.zeros(len(table.names), np.int8))
-    (whole, some), work = read_samples(data, settings_of(1000), sample)
+def test_features_are_those_of_the_shards_and_frames_are_counted(run: MadeRun) -> None:
+    table, settings = table_of(run, classes=2), replace(settings_of(10_000), held_out=0.3)
+    table = replace(table, groups=np.arange(len(table.names)))
+    split, records = split_labelled(run.folder, table, settings), record_of_frames(run.store)
+    data = TrainingData(run.folder, run.plan, run.store, table, split.part)
+    samples, work = read_samples(data, settings)
     results = [result for _, result in iter_shard_results(run.folder, run.plan)]
     dna, protein = (np.concatenate([getattr(one, name) for one in results]) for name in ("dna", "protein"))
-    np.testing.assert_array_equal(whole.features, np.concatenate([dna, protein], axis=1))
-    np.testing.assert_array_equal(some.features, whole.features[of_validation])
-    assert work.frames == run.store.num_frames
+    whole = np.concatenate([dna, protein], axis=1)
+    for part, runs in zip((TRAIN, VALIDATION), samples, strict=True):
+        rows, vectors = np.flatnonzero(split.part[records] == part), vectors_of(runs)
+        np.testing.assert_array_equal(vectors.features, whole[rows])
+        np.testing.assert_array_equal(vectors.is_viral, table.is_viral[records[rows]])
+        weights = sample_weights(vectors.is_viral, records[rows], settings.group_power)
+        np.testing.assert_allclose(vectors.weights, weights)
+        own = [one for one in split.counts if one.part == PARTS[part]]
+        assert sum(one.frames for one in own) == len(rows)
+    assert work.frames == run.store.num_frames == sum(one.frames for one in split.counts)
+    assert sum(one.records for one in split.counts) == len(np.unique(records))
+    both = [records[rows][vectors.is_viral == kind] for kind in (True, False)]
+    assert split.validation_groups == tuple(len(np.unique(groups)) for groups in both)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,7 @@ def test_runs_are_sampled_from_their_part_with_whole_chunks(run: MadeRun) -> Non
     in_part, records = numbers % 5 != 0, record_of_frames(store)
     rng = np.random.default_rng(0)
     data = TrainingData(run.folder, run.plan, store, table, np.where(in_part, TRAIN, TEST).astype(np.int8))
-    rows, made = sample_runs(data, TRAIN, settings_of(10_000), rng, most_chunks=3)
-    everything = made(features=np.zeros((len(rows), 1), np.float32))
+    rows, everything = sample_runs(data, TRAIN, settings_of(10_000), rng, most_chunks=3)
     assert rows.tolist() == np.flatnonzero(in_part[records]).tolist()
     chunks = store.frame_chunk[rows]
     first = everything.first_row
@@ -139,27 +140,9 @@ def test_runs_are_sampled_from_their_part_with_whole_chunks(run: MadeRun) -> Non
     assert everything.records.tolist() == record_of_run.tolist()
     assert everything.weights[everything.classes == 0].sum() == pytest.approx(0.5)
     found = [sample_runs(data, TRAIN, settings_of(20), rng, most_chunks=3) for _ in range(200)]
-    few = [made(features=np.zeros((len(rows), 1), np.float32)) for rows, made in found]
     assert np.mean([len(rows) for rows, _ in found]) == pytest.approx(20, rel=0.15)
     # In expectation, every record counts as in the whole.
-    share = np.mean([np.bincount(one.groups, one.weights, len(numbers)) for one in few], axis=0)
+    share = np.mean([np.bincount(one.groups, one.weights, len(numbers)) for _, one in found], axis=0)
     expected = np.bincount(everything.groups, everything.weights, len(numbers))
     np.testing.assert_allclose(share, expected, atol=0.05)
     assert everything.sizes.tolist() == store.sizes(rows).tolist()
-
-
-def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
-    table, settings = table_of(run, classes=2), replace(settings_of(10_000), held_out=0.3)
-    table = replace(table, groups=np.arange(len(table.names)))
-    split, records = split_labelled(run.folder, table, settings), record_of_frames(run.store)
-    data = TrainingData(run.folder, run.plan, run.store, table, split.part)
-    rows, made = sample_frames(data, VALIDATION, settings, np.random.default_rng(0))
-    sampled = made(features=np.zeros((len(rows), 1), np.float32))
-    assert set(split.part[records[rows]].tolist()) == {VALIDATION}
-    assert sampled.weights[sampled.is_viral].sum() == pytest.approx(0.5)
-    np.testing.assert_array_equal(sampled.is_viral, table.is_viral[records[rows]])
-    assert sum(one.frames for one in split.counts) == run.store.num_frames
-    assert sum(one.records for one in split.counts) == len(np.unique(records))
-    assert sum(one.frames for one in split.counts if one.part == "validation") == len(rows)
-    both = [table.groups[records[rows]][table.is_viral[records[rows]] == kind] for kind in (True, False)]
-    assert split.validation_groups == tuple(len(np.unique(groups)) for groups in both)
