@@ -5,7 +5,6 @@
 The table has columns id and class. Segments are drawn at random, however they score. Precision, recall and F1 count bases.
 """
 
-import csv
 import random
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Final
 
 import dnaio
 
-from benchmarks.reports import Json, command_of, options_of, print_and_write
+from benchmarks.reports import Json, command_of, options_of, print_and_write, read_rows
 from virnuc_cli.main import main as virnuc
 from virnuc_core.results.regions import DEFAULT_MODEL
 
@@ -41,11 +40,6 @@ class SyntheticContig:
     @property
     def segment_length(self) -> int:
         return self.end - self.begin
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as handle:
-        return list(csv.DictReader(handle, delimiter="\t"))
 
 
 def read_classes(path: Path) -> dict[str, str]:

@@ -170,8 +170,8 @@ def train_contig_head(
     sampler = ContigSampler(train.first_chunk, train.weights, train.classes < spec.num_virus)
     features, sizes = torch.from_numpy(train.features), torch.from_numpy(train.sizes)
 
-    def draw() -> list[tuple[ContigBatch, int]]:
-        return [(batch, 1) for batch in itertools.islice(batches, steps)]
+    def draw() -> list[ContigBatch]:
+        return list(itertools.islice(batches, steps))
 
     def loss(batch: ContigBatch) -> Tensor:
         codes = _codes(head, features[batch.rows], sizes[batch.rows])
@@ -209,21 +209,21 @@ def _fit(
     optimizer: torch.optim.Optimizer,
     settings: TrainerSettings,
     member: int,
-    draw: Callable[[], list[tuple[Batch, int]]],
+    draw: Callable[[], list[Batch]],
     loss_of: Callable[[Batch], Tensor],
     held_out_loss: Callable[[], float],
     max_norm: float = math.inf,
 ) -> tuple[list[Epoch], int]:
     """Fits a head until `held_out_loss` stops falling; gives the epochs, and the one that the weights come from.
 
-    `draw` gives the batches of an epoch with their weights in its mean loss.
+    `draw` gives the batches of an epoch.
     """
     history: list[Epoch] = []
     best, best_loss, best_state = 0, math.inf, deepcopy(head.state_dict())
     for epoch in range(1, settings.epochs + 1):
         head.train()
         batches, total = draw(), 0.0
-        for step, (batch, weight) in enumerate(batches):
+        for step, batch in enumerate(batches):
             done = (epoch - 1 + step / len(batches)) / settings.epochs
             warm_up, decay = min(1.0, 10 * done + 0.05), 0.5 * (1 + math.cos(math.pi * done))
             for group in optimizer.param_groups:
@@ -233,9 +233,9 @@ def _fit(
             loss.backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), max_norm)
             optimizer.step()
-            total += loss.item() * weight
+            total += loss.item()
         head.eval()
-        mean, held_out = total / max(1, sum(weight for _, weight in batches)), held_out_loss()
+        mean, held_out = total / max(1, len(batches)), held_out_loss()
         history.append(Epoch(member=member, epoch=epoch, train_loss=mean, validation_loss=held_out))
         _log.info("epoch %d: loss %.4f, validation loss %s", epoch, mean, held_out)
         if held_out < best_loss - 1e-4:
@@ -263,10 +263,10 @@ def _fit_member(
 ) -> tuple[MLPClassifier, list[Epoch], int]:
     features, targets = torch.from_numpy(train.features), torch.from_numpy(train.is_viral.astype(np.int64))
 
-    def draw() -> list[tuple[Tensor, int]]:
+    def draw() -> list[Tensor]:
         sampled = torch.from_numpy(rng.choice(len(targets), len(targets), p=train.weights))
         # Batch norm needs more than one frame.
-        return [(rows, len(rows)) for rows in sampled.split(settings.batch_frames) if len(rows) > 1]
+        return [rows for rows in sampled.split(settings.batch_frames) if len(rows) > 1]
 
     def loss(rows: Tensor) -> Tensor:
         return functional.cross_entropy(head(features[rows]), targets[rows])

@@ -63,7 +63,6 @@ class PartCounts:
 
     part: str
     class_name: str
-    is_viral: bool
     records: int
     groups: int
     frames: int
@@ -195,7 +194,6 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: TrainerSetti
                 PartCounts(
                     part=part_name,
                     class_name=class_name,
-                    is_viral=class_number == 0,
                     records=records,
                     groups=groups,
                     frames=frames,
@@ -217,10 +215,12 @@ def fit_head(
 ) -> FittedHead:
     """Fits, calibrates, writes and measures a head."""
     data = TrainingData(folder, read_plan(folder.plan), FrameStore.open(folder.frames), table, split.part)
-    fit = {"open": _fit_classifier, "longest": _fit_contig_head}[data.plan.frames]
-    calibrate = min(split.validation_groups) >= LEAST_TO_CALIBRATE
     [train, validation], work = read_samples(data, settings)
-    trained = fit(data, train, validation, settings, calibrate=calibrate)
+    calibrate = min(split.validation_groups) >= LEAST_TO_CALIBRATE
+    if data.plan.frames == "open":
+        trained = train_head(vectors_of(train), vectors_of(validation), settings, calibrate=calibrate)
+    else:
+        trained = _fit_contig_head(data, train, validation, settings, calibrate=calibrate)
     warnings = split.warnings
     if calibrate and trained.temperature is None:
         warnings += (
@@ -271,17 +271,6 @@ def _facts(plan: RunPlan) -> dict[str, Any]:
             for model in plan.models
         },
     }
-
-
-def _fit_classifier(
-    data: TrainingData,
-    train: LabelledRuns,
-    validation: LabelledRuns,
-    settings: TrainerSettings,
-    *,
-    calibrate: bool,
-) -> TrainedHead:
-    return train_head(vectors_of(train), vectors_of(validation), settings, calibrate=calibrate)
 
 
 def _fit_contig_head(
