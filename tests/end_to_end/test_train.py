@@ -95,6 +95,7 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
     ):
         assert said in card
 
+    assert figures["loss"]["contig"] > 0
     assert len(report["notes"]) == 2
     [warning] = [line for line in inspect_path(trained).summary.splitlines() if "warning" in line]
     assert NOT_CALIBRATED in warning

@@ -34,6 +34,8 @@ from virnuc_core.training.fit import (
     vectors_of,
 )
 from virnuc_core.training.labels import (
+    OTHER,
+    VIRAL,
     LabelledFiles,
     RecordTable,
     open_sources,
@@ -174,40 +176,45 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: TrainerSetti
     is_usable = num_frames > 0
     part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.seed)
     make_folder(folder.training)
-    lines = ["record\tseq_name\tclass\tgroup\tpart"]
-    for number, name in zip(
-        store.record_number.tolist(), store.record_names(0, store.num_records), strict=True
-    ):
-        class_name = table.class_names[table.classes[number - 1]]
-        lines.append(f"{number}\t{name}\t{class_name}\t{table.groups[number - 1]}\t{PARTS[part[number - 1]]}")
-    write_text(folder.training / "records.tsv", "\n".join(lines) + "\n")
+    write_text(folder.training / "records.tsv", _records_table(store, table, part))
 
-    def count(part_number: int, of_class: Bool) -> tuple[int, int, int]:
+    def count(part_number: int, class_name: str, of_class: Bool) -> PartCounts:
         own = (part == part_number) & of_class & is_usable
-        return int(own.sum()), len(np.unique(table.groups[own])), int(num_frames[own].sum())
+        return PartCounts(
+            part=PARTS[part_number],
+            class_name=class_name,
+            records=int(own.sum()),
+            groups=len(np.unique(table.groups[own])),
+            frames=int(num_frames[own].sum()),
+        )
 
-    counts = []
-    for part_number, part_name in enumerate(PARTS):
-        for class_number, class_name in enumerate(table.class_names):
-            records, groups, frames = count(part_number, table.classes == class_number)
-            counts.append(
-                PartCounts(
-                    part=part_name,
-                    class_name=class_name,
-                    records=records,
-                    groups=groups,
-                    frames=frames,
-                )
-            )
+    def count_groups(part_number: int) -> tuple[int, int]:
+        kinds = ((VIRAL, table.is_viral), (OTHER, ~table.is_viral))
+        viral, other = (count(part_number, *kind).groups for kind in kinds)
+        return viral, other
+
     split = RecordSplit(
         part=part,
-        counts=tuple(counts),
-        validation_groups=(count(VALIDATION, table.is_viral)[1], count(VALIDATION, ~table.is_viral)[1]),
-        test_groups=(count(TEST, table.is_viral)[1], count(TEST, ~table.is_viral)[1]),
+        counts=tuple(
+            count(part_number, name, table.classes == class_number)
+            for part_number in (TRAIN, VALIDATION, TEST)
+            for class_number, name in enumerate(table.class_names)
+        ),
+        validation_groups=count_groups(VALIDATION),
+        test_groups=count_groups(TEST),
     )
     for warning in split.warnings:
         _log.warning(warning)
     return split
+
+
+def _records_table(store: FrameStore, table: RecordTable, part: npt.NDArray[np.int8]) -> str:
+    lines = ["record\tseq_name\tclass\tgroup\tpart"]
+    names = store.record_names(0, store.num_records)
+    for number, name in zip(store.record_number.tolist(), names, strict=True):
+        class_name = table.class_names[table.classes[number - 1]]
+        lines.append(f"{number}\t{name}\t{class_name}\t{table.groups[number - 1]}\t{PARTS[part[number - 1]]}")
+    return "\n".join(lines) + "\n"
 
 
 def fit_head(
@@ -229,7 +236,7 @@ def fit_head(
         )
         _log.warning(warnings[-1])
     fitted: dict[str, Any] = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}
-    if trained.contig_temperature is not None:
+    if data.plan.frames == "longest":
         fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
     stated = {**_facts(data.plan), "calibrated": trained.temperature is not None}
     save_head(trained.head, out, {**stated, "settings": asdict(settings), **fitted})
