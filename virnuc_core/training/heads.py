@@ -153,13 +153,8 @@ def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *
     sources, genbank = open_sources(files, folder.sequences)
     own_groups = read_table(groups, "group") if groups else {}
     table = read_records(sources, own_groups, kinship=kinship)
-    given = (*files.viral, *files.other, *files.genbank, *files.labelled)
-    return Labelled(
-        files=tuple(map(input_digest, given)),
-        paths=tuple(sources),
-        table=table,
-        genbank=genbank,
-    )
+    digests = tuple(map(input_digest, files.sequences))
+    return Labelled(files=digests, paths=tuple(sources), table=table, genbank=genbank)
 
 
 def split_labelled(folder: RunFolder, table: RecordTable, settings: TrainerSettings) -> RecordSplit:

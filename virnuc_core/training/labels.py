@@ -58,10 +58,14 @@ class LabelledFiles:
     labels: str | None = None
 
     @property
+    def sequences(self) -> tuple[str, ...]:
+        """Every sequence file, as given."""
+        return (*self.viral, *self.other, *self.genbank, *self.labelled)
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """Every file to be read, as given."""
-        tables = () if self.labels is None else (self.labels,)
-        return (*self.viral, *self.other, *self.genbank, *self.labelled, *tables)
+        return (*self.sequences, *filter(None, [self.labels]))
 
     def replaced(self, change: Callable[[Sequence[str]], Sequence[str]]) -> "LabelledFiles":
         """The same with other paths."""
@@ -111,18 +115,17 @@ def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, Counter[
         UsageError: no file is given, a file is given twice, or a table is missing or not needed.
         InputError: a file cannot be read.
     """
-    sequences = (*files.viral, *files.other, *files.genbank, *files.labelled)
-    if not sequences:
+    if not files.sequences:
         raise UsageError(
             "no sequences are given: name files with --viral and --other, GenBank files, or a file with --labels."
         )
-    if STDIN in sequences:
+    if STDIN in files.sequences:
         raise UsageError(
             "labelled sequences cannot come from standard input (-): they are read more than once."
         )
     if files.labels is not None and not files.labelled:
         raise UsageError("--labels is for files that are named without a flag, and there is none.")
-    [(place, times)] = Counter(Path(path).absolute() for path in sequences).most_common(1)
+    [(place, times)] = Counter(Path(path).absolute() for path in files.sequences).most_common(1)
     if times > 1:
         raise UsageError(f"{place} is given twice: a file has one class only.")
     sources: Sources = {**dict.fromkeys(files.viral, VIRAL), **dict.fromkeys(files.other, OTHER)}

@@ -29,7 +29,6 @@ MIN_SHARED_KMERS: Final = 0.2
 
 _CODES: Final = np.full(256, 4, np.uint8)
 _CODES[list(b"ACGT")] = range(4)
-_COMPLEMENT: Final = bytes.maketrans(b"ACGT", b"TGCA")
 
 _log = logging.getLogger(__name__)
 
@@ -226,7 +225,8 @@ def _ends_of_runs(*columns: Int64 | UInt64) -> Int64:
 
 
 def _strandless_digest(sequence: bytes) -> int:
-    strand = min(sequence, sequence.translate(_COMPLEMENT)[::-1])
+    complement = sequence.translate(bytes.maketrans(b"ACGT", b"TGCA"))
+    strand = min(sequence, complement[::-1])
     return int.from_bytes(hashlib.blake2b(strand, digest_size=8).digest(), "little")
 
 
