@@ -31,7 +31,11 @@ _LABELLED_FILES: Final = (
     click.Option(
         ["--genbank"], multiple=True, metavar="FILE...", help="GenBank files: viral or not is in the lineage."
     ),
-    click.Option(["--labels"], metavar="TSV", help="Columns record and class, for the records of LABELLED."),
+    click.Option(
+        ["--labels"],
+        metavar="TABLE",
+        help="Columns seq_name and label or class, of the sequences in LABELLED.",
+    ),
 )
 
 

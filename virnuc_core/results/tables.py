@@ -133,6 +133,8 @@ def write_tables(
     head: "Head",
     rule: CallRule,
     block_chunks: int = 1 << 15,
+    *,
+    calibrated: bool = True,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
@@ -145,6 +147,7 @@ def write_tables(
         head: its head.
         rule: how contigs are called.
         block_chunks: chunks that are scored at a time.
+        calibrated: False if the head says that its scores are no probabilities.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -189,7 +192,9 @@ def _write_contigs(
     scores = np.concatenate(
         [np.empty(0), *(sample_scores(block.contigs, block.candidates) for block in blocks)]
     )
-    mixture = Mixture.of(scores, rule.prior) if FRAME_KINDS[head.frames].is_calibrated else None
+    mixture = (
+        Mixture.of(scores, rule.prior) if calibrated and FRAME_KINDS[head.frames].is_calibrated else None
+    )
     threshold = mixture.threshold(rule) if mixture else (rule.threshold or BALANCED)
     counts: Counter[str] = Counter()
     called: list[float] = []
