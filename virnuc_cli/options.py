@@ -257,7 +257,7 @@ def _run(
         if as_json is None:
             function(**values)
             return 0
-        from virnuc_cli.terminal import show, terminal  # imports rich
+        from virnuc_cli.terminal import show, terminal
 
         output: OutputMode = "json" if as_json else "quiet" if quiet else "human"
         if "output" in inspect.signature(function).parameters:
