@@ -110,11 +110,13 @@ class ProgressArtifact:
 
 
 def show_table(key: str, rows: Sequence[Mapping[str, object]], description: str | None = None) -> None:
-    """Shows a table; all rows have the same keys."""
+    """Shows a table; what a row lacks is empty."""
     if in_flow():
         from prefect.artifacts import create_table_artifact
 
-        _best_effort(lambda: create_table_artifact([dict(row) for row in rows], key, description))
+        columns = dict.fromkeys(name for row in rows for name in row)
+        filled = [{name: row.get(name, "") for name in columns} for row in rows]
+        _best_effort(lambda: create_table_artifact(filled, key, description))
 
 
 def show_markdown(key: str, markdown: str, description: str | None = None) -> None:

@@ -48,7 +48,6 @@ class Entry:
         note: text on its page.
         files: to be copied; those that are not there, and links, are left out.
         tables: rows by name.
-        figures_of: run folder whose figures are drawn.
     """
 
     id: str
@@ -62,7 +61,6 @@ class Entry:
     note: str = ""
     files: Sequence[Path] = ()
     tables: Mapping[str, Sequence[Row]] | None = None
-    figures_of: Path | None = None
 
 
 def entries_of(out: Path) -> list[Entry]:
@@ -77,7 +75,7 @@ def entries_of(out: Path) -> list[Entry]:
 
 
 def run_entry(root: Path) -> Entry:
-    """Of the finished run in a folder; with files and figures if it was a flow.
+    """Of the finished run in a folder; with files if it was a flow.
 
     Raises:
         DamagedFileError: its run.json cannot be read, or is none.
@@ -95,7 +93,7 @@ def evaluation_entry(root: Path) -> Entry:
     document = _read(report)
     with _raising_damaged(report):
         metrics = _level_metrics({level: document[level] for level in ("chunks", "contigs")}, "")
-        files = _own_files(root, EVALUATION_FILES) if run.figures_of else []
+        files = _own_files(root, EVALUATION_FILES) if run.files else []
         return replace(run, metrics=[*run.metrics, *metrics], files=[*run.files, *files])
 
 
@@ -131,7 +129,6 @@ def _entry_of(root: Path, document: Mapping[str, Any]) -> Entry:
         note="\n".join(f"- {line}" for line in str(document["summary"]).splitlines()),
         files=_own_files(root, _RUN_FILES) if is_flow else (),
         tables={"lanes": lanes} if is_flow and lanes else None,
-        figures_of=root if is_flow else None,
     )
 
 
@@ -191,7 +188,7 @@ def _with_training(entry: Entry, root: Path) -> Entry:
     ]
     fitted = ("temperature", float(figures["temperature"]), 0)
     metrics = [*entry.metrics, *_level_metrics(figures["test"], "test_"), fitted, *curves]
-    if entry.figures_of is None:
+    if not entry.files:
         return replace(entry, metrics=metrics)
     head = RunFolder(root.resolve()).embedded
     beside = _own_files(head.parent, [head.name, f"{head.stem}.md"])

@@ -9,7 +9,6 @@ import getpass
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -28,7 +27,6 @@ from virnuc_core.errors import StorageLostError, VirnucError
 from virnuc_core.files import make_private, open_lock
 from virnuc_core.host_memory import without_collection
 from virnuc_core.plain_text import without_secrets
-from virnuc_core.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -184,22 +182,7 @@ def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
             client.log_artifact(run_id, str(path))
     for name, rows in (entry.tables or {}).items():
         client.log_text(run_id, _tsv(rows), f"{name}.tsv")
-    if entry.figures_of is not None:
-        _draw(client, run_id, entry.figures_of)
     client.set_terminated(run_id, "FINISHED", end)
-
-
-def _draw(client: "MlflowClient", run_id: str, root: Path) -> None:
-    from tasks.pages.plots import run_figures
-
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            for name, figure in run_figures(RunFolder(root)):
-                figure.savefig(Path(scratch) / f"{name}.png")
-        except Exception as error:  # noqa: BLE001 - a figure is not worth a run, whatever is wrong with it
-            _log.warning("a figure cannot be drawn (%s): it is left out", error)
-        for path in sorted(Path(scratch).iterdir()):
-            client.log_artifact(run_id, str(path))
 
 
 def _tsv(rows: Sequence[Row]) -> str:
