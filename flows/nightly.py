@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from prefect import Task, flow, tags
+from prefect import Task, tags
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State
@@ -28,10 +28,10 @@ from prefect.utilities.urls import url_for
 
 from flows.files import batch_name, predict_files
 from flows.lanes import HELD
+from flows.on_demand import predict, run_flow
 from flows.outputs import require_absolute
 from flows.pool import WORK_POOLS, cancel_children, for_worker, pool_device
-from flows.predict import predict
-from flows.recording import ON_END, choose_lanes
+from flows.recording import choose_lanes
 from tasks.artifacts import RUN_TAG, begin_flow
 from tasks.inbox import Computed, NewFile, Night, NightlyReport, settings_digest
 from tasks.publishing import run_tags
@@ -71,14 +71,7 @@ def nightly_name() -> str:
     return f"nightly {shown} {date.today()}"
 
 
-@flow(
-    name="nightly",
-    flow_run_name=nightly_name,
-    persist_result=False,
-    on_failure=ON_END,
-    on_crashed=ON_END,
-    on_cancellation=ON_END,
-)
+@run_flow("nightly", nightly_name)
 def nightly(
     inbox: str,
     out: str,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tasks.artifacts import add_run_tag, in_flow
 from tasks.pages.markdown import size
@@ -29,7 +29,6 @@ from virnuc_core.settings import LaneSettings
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun, State
-    from prefect.flows import FlowStateHook
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +107,3 @@ def recording(
 def end_mlflow_runs(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:
     """A hook for flows that do not complete: their MLflow runs are not at work any more."""
     end_runs(str(flow_run.id), "FAILED" if state.is_failed() else "KILLED")
-
-
-ON_END: "Final[list[FlowStateHook[..., Any]]]" = [end_mlflow_runs]
-"""Hooks of flows that are runs, for every end but completion."""

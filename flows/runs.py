@@ -29,7 +29,7 @@ from virnuc_core.settings import (
 )
 
 if TYPE_CHECKING:  # slow imports, for heads alone
-    from tasks.heads import EvaluationReport, TrainingReport
+    from tasks.heads import HeadReport
     from virnuc_core.training.labels import LabelledFiles
 
 
@@ -61,7 +61,7 @@ def embed(
 
 def train(
     files: "LabelledFiles", out: str, settings: TrainSettings, force: bool, where: LaneSettings
-) -> "TrainingReport":
+) -> "HeadReport":
     """See the flow `train`; raises VirnucError."""
     from tasks.heads import publish_training
     from virnuc_core.training.heads import HeadSettings
@@ -86,7 +86,7 @@ def train(
 
 def evaluate(
     files: "LabelledFiles", out: str, settings: PredictSettings, force: bool, where: LaneSettings
-) -> "EvaluationReport":
+) -> "HeadReport":
     """See the flow `evaluate`; raises VirnucError."""
     from tasks.heads import publish_evaluation
 

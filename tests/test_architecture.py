@@ -54,7 +54,9 @@ def num_parameters(function: Function) -> int:
 
 
 def is_flow(function: Function) -> bool:
-    return any(ast.unparse(decorator).startswith("flow(") for decorator in function.decorator_list)
+    return any(
+        ast.unparse(decorator).startswith(("flow(", "run_flow(")) for decorator in function.decorator_list
+    )
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:

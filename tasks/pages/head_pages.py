@@ -41,14 +41,10 @@ _LIMITS: Final = (
     "Scores are probabilities where half of what is scored is viral: it is fitted and calibrated with both classes "
     "weighted alike. Where viruses are rare, more of what is called virus is not.",
 )
-
-
 _FRAME_LIMITS: Final[dict[FrameRule, str]] = {
     "open": "A chunk whose six frames all have a stop codon has no score.",
     "longest": f"A chunk without a stop-free stretch of {LEAST_RESIDUES} codons has no score.",
 }
-
-
 _ARCHITECTURE: Final[dict[FrameRule, str]] = {
     "open": "Linear, BatchNorm, ReLU, Dropout 0.5, Linear, as published.",
     "longest": "A code of 64 numbers for each stretch; scores of a chunk from the codes of its stretches, and of a contig "
@@ -61,20 +57,21 @@ _FITTED: Final = (
 )
 
 
-def head_card(training: Training, levels: Mapping[str, Metrics]) -> str:
-    """The model card of a head, deterministic; `levels` are metrics on the test records, of chunks and of contigs."""
+def head_card(training: Training) -> str:
+    """The model card of a head, deterministic."""
+    plan = training.run.plan
     lines = [
         f"# {cell(Path(training.run.out).name)}",
         "",
-        f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[training.run.plan.frames]} of chunks "
-        f"of {training.run.plan.chunk_length} bp.",
+        f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[plan.frames]} of chunks "
+        f"of {plan.chunk_length} bp.",
         "",
         _command(training),
         "",
-        *_warnings(training),
+        *(line for warning in training.head.warnings for line in (f"> **Warning:** {warning}", "")),
         "## Models",
         "",
-        *_models(training.run.plan),
+        *_models(plan),
         "",
         "## Data",
         "",
@@ -88,10 +85,10 @@ def head_card(training: Training, levels: Mapping[str, Metrics]) -> str:
         "",
         "Nothing was chosen by their help: they were neither learnt from nor looked at while the head was fitted.",
         "",
-        *_all_metrics(levels, "###"),
+        *_all_metrics(training.head.levels, "###"),
         "## Limits",
         "",
-        *(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[training.run.plan.frames])),
+        *(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[plan.frames])),
     ]
     return "\n".join(lines) + "\n"
 
@@ -126,10 +123,6 @@ def _command(training: Training) -> str:
     models = " ".join(f"{flags[model.family]} {model.name}" for model in training.run.plan.models)
     chunks = f"--chunk-length {training.run.plan.chunk_length}"
     return f"    virnuc predict contigs.fa --out run {models} {chunks} --head {Path(training.run.out).name}"
-
-
-def _warnings(training: Training) -> list[str]:
-    return [line for warning in training.head.warnings for line in (f"> **Warning:** {warning}", "")]
 
 
 def _models(plan: RunPlan) -> list[str]:
@@ -183,20 +176,14 @@ def _training(training: Training) -> list[str]:
     return [*table(("setting", "value"), rows), "", f"{_ARCHITECTURE[training.run.plan.frames]} {_FITTED}"]
 
 
-def _scalars(levels: Mapping[str, Metrics]) -> list[str]:
-    rows = [
+def _all_metrics(levels: Mapping[str, Metrics], heading: str) -> list[str]:
+    scalars = [
         (name, *(number(attrgetter(key)(figures)) for figures in levels.values())) for name, key in _SCALARS
     ]
-    return table(("", *levels), rows)
-
-
-def _all_metrics(levels: Mapping[str, Metrics], heading: str) -> list[str]:
-    """`heading` is the Markdown prefix of headings."""
-    lines = [*_scalars(levels), ""]
+    lines = [*table(("", *levels), scalars), ""]
     for level, figures in levels.items():
         lines += [f"{heading} By class: {level}", "", *_by_class(figures), ""]
         lines += [f"{heading} By length of the record: {level}", "", *_by_length(figures), ""]
-        lines += [f"{heading} Reliability: {level}", "", *_reliability(figures), ""]
     return lines
 
 
@@ -230,11 +217,3 @@ def _by_length(figures: Metrics) -> list[str]:
     ]
     header = ("record", "all", "with a score", "AUROC", "accuracy", "viruses found", "others called virus")
     return table(header, rows)
-
-
-def _reliability(figures: Metrics) -> list[str]:
-    rows = [
-        (f"{one.low:.1f} to {one.high:.1f}", *map(number, (one.count, one.mean_p, one.share_viral)))
-        for one in figures.reliability
-    ]
-    return table(("P(virus)", "sequences", "mean P(virus)", "share of viruses"), rows)

@@ -28,7 +28,7 @@ from flows import pool as lane_runs
 from flows.files import predict_files
 from flows.lanes import embed_lane, plan_run
 from flows.nightly import nightly
-from flows.predict import predict
+from flows.on_demand import predict
 from tasks.inbox import NightlyReport
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.end_to_end.test_pool import Worker

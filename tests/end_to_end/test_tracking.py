@@ -16,7 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 from prefect.logging.handlers import APILogHandler
 
-from flows.predict import predict
+from flows.on_demand import predict
 from tasks import artifacts
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
