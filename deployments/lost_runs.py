@@ -7,14 +7,14 @@ begun again elsewhere is left alone.
 import logging
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
 import httpx
 
 from deployments.server import connect, virnuc_workers
+from tasks.server import read_all, server_time
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -59,12 +59,9 @@ def crash_lost_runs(stopping: Event, window: float = WINDOW_SECONDS, every: floa
 
 def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[tuple[FlowRun, str]]":
     """Runs whose worker the server has not heard of, and subflows in a process whose run has ended; with the reason."""
-    date = client.request("GET", "/health").headers["Date"]
-    heard: dict[str, datetime] = {}
-    for worker in virnuc_workers(client):
-        if worker.last_heartbeat_time is not None:
-            heard[worker.name] = worker.last_heartbeat_time
-    silent = {name for name, moment in heard.items() if moment < parsedate_to_datetime(date) - window}
+    since = server_time(client) - window
+    heard = {worker.name: worker.last_heartbeat_time for worker in virnuc_workers(client)}
+    silent = {name for name, moment in heard.items() if moment is not None and moment < since}
     for run in _begun_runs(client):
         taken_by = run.labels.get(_WORKER)
         if taken_by in silent:
@@ -76,17 +73,14 @@ def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[
                 yield run, "The run that it was a part of has ended."
 
 
-def _begun_runs(client: "SyncPrefectClient") -> "Iterator[FlowRun]":
+def _begun_runs(client: "SyncPrefectClient") -> "list[FlowRun]":
     """Runs of virnuc that a worker has taken, and what they run themselves."""
     from prefect.client.schemas.filters import FlowRunFilter
 
     wanted = FlowRunFilter.model_validate(
         {"tags": {"all_": ["virnuc"]}, "state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
     )
-    offset = 0
-    while page := client.read_flow_runs(flow_run_filter=wanted, offset=offset, limit=200):
-        yield from page
-        offset += len(page)
+    return read_all(client.read_flow_runs, flow_run_filter=wanted)
 
 
 def _crash(client: "SyncPrefectClient", found: "FlowRun", message: str) -> None:

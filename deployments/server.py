@@ -1,10 +1,10 @@
 """The Prefect server of the user's settings."""
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
+from tasks.server import read_all
 from virnuc_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,11 +55,7 @@ def connect() -> "SyncPrefectClient":
     return get_client(sync_client=True)
 
 
-def virnuc_workers(client: "SyncPrefectClient") -> "Iterator[Worker]":
+def virnuc_workers(client: "SyncPrefectClient") -> "list[Worker]":
     """Workers of virnuc's pools for processes; a server may not have these yet."""
-    for pool in client.read_work_pools():
-        if pool.name in _POOLS and pool.type == "process":
-            offset = 0
-            while page := client.read_workers_for_work_pool(pool.name, offset=offset, limit=200):
-                yield from page
-                offset += len(page)
+    pools = [pool.name for pool in client.read_work_pools() if pool.name in _POOLS and pool.type == "process"]
+    return [worker for pool in pools for worker in read_all(client.read_workers_for_work_pool, pool)]

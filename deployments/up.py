@@ -108,16 +108,15 @@ def _deploy_and_work(
     deploy = subprocess.run(command, capture_output=True, text=True, check=False)
     if deploy.returncode != 0:
         raise VirnucError(f"the deployments cannot be registered: {deploy.stderr.strip()}")
-    plan, started = plan_host(workers), datetime.now(UTC)
+    names, started = [worker.name for worker in plan_host(workers)], datetime.now(UTC)
     lanes = () if workers.workers is None else ("--workers", str(workers.workers))
     options = ("--devices", workers.devices, *lanes, "--runs", str(workers.runs))
     programs.start("worker", (*_PYTHON, "virnuc_cli", "server", "worker", *options), {})
     programs.wait_until(lambda: _answers(f"{mlflow}/health"))
-    programs.wait_until(lambda: {worker.name for worker in plan.workers} <= workers_since(started))
-    names = ", ".join(worker.name for worker in plan.workers)
+    programs.wait_until(lambda: workers_since(started).issuperset(names))
     print(f"""Prefect   {prefect.removesuffix("/api")} (sign in with {access["PREFECT_API_AUTH_STRING"]})
 MLflow    {mlflow} (user virnuc, password {access["MLFLOW_TRACKING_PASSWORD"]})
-workers   {names}
+workers   {", ".join(names)}
 logs      {programs.folder}
 
 In another shell:

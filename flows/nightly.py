@@ -36,6 +36,7 @@ from tasks.artifacts import RUN_TAG, begin_flow
 from tasks.inbox import Computed, NewFile, Night, NightlyReport, settings_digest
 from tasks.publishing import run_tags
 from tasks.run_entries import Entry
+from tasks.server import read_all
 from tasks.stages import as_task
 from tasks.tracking import start_tracking, track
 from virnuc_core.errors import DamagedFileError, LaneError, MismatchError, VirnucError, is_retryable
@@ -263,7 +264,7 @@ def _working(settings: PredictSettings, where: LaneSettings, results: Path) -> I
 def _unfinished(flows: FlowFilter) -> list[FlowRun]:
     asked = FlowRunFilter.model_validate({"state": {"type": {"not_any_": list(TERMINAL_STATES)}}})
     with get_client(sync_client=True) as client:
-        return client.read_flow_runs(flow_filter=flows, flow_run_filter=asked)
+        return read_all(client.read_flow_runs, flow_filter=flows, flow_run_filter=asked)
 
 
 def _page(run_id: UUID | None) -> str:

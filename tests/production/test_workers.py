@@ -67,7 +67,7 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
     )
     changed = {
         "outdated": ("virnuc_core/__init__.py", f'"{__version__}"', '"0.0.9"'),
-        "early": ("tasks/preflight.py", "(datetime.now(UTC) - server).total_seconds()", "300.0"),
+        "early": ("tasks/preflight.py", "(datetime.now(UTC) - server_time(client)).total_seconds()", "300.0"),
         "sick": ("flows/lanes.py", COMPUTE, 'raise DeviceLostError("this device is lost.")'),
     }
     port = free_port()

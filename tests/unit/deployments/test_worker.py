@@ -3,11 +3,11 @@
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +25,6 @@ from deployments.worker import (
     plan_host,
     reserving,
     work,
-    worker_environment,
 )
 from tests.end_to_end.conftest import wait_until
 from virnuc_cli.main import main
@@ -73,12 +72,13 @@ def test_a_worker_for_each_device_and_one_for_whole_runs(
 ) -> None:
     if visible_to_all is not None:
         set_env(CUDA_VISIBLE_DEVICES=visible_to_all)
-    plan = plan_host(choice)
-    assert plan.host_id.startswith(f"{HOST}-")
+    workers = plan_host(choice)
+    digest = workers[0].name.removeprefix(f"{HOST}-").partition("-")[0]
+    assert len(digest) == 6
     pools = {"gpu": GPU_POOL, "cpu": CPU_POOL, "run": RUNS_POOL}
     assert {
-        worker.name.removeprefix(f"{plan.host_id}-"): (worker.pool, worker.visible, worker.limit)
-        for worker in plan.workers
+        worker.name.removeprefix(f"{HOST}-{digest}-"): (worker.pool, worker.visible, worker.limit)
+        for worker in workers
     } == {
         name: (pools[name[:3]], visible, choice.runs if name == "runs" else 1)
         for name, visible in expected.items()
@@ -140,16 +140,17 @@ def test_a_worker_is_started_again_until_its_device_has_failed_too_often(
 def test_identity_is_the_same_after_a_restart_and_tells_namesakes_apart(
     two_gpus: Path, tmp_path: Path, set_env: SetEnv
 ) -> None:
-    both, one = plan_host(WorkerChoice()), plan_host(WorkerChoice(devices="0"))
-    assert plan_host(WorkerChoice(runs=1)).host_id == both.host_id
+    def host_id(**choice: Any) -> str:
+        return plan_host(WorkerChoice(**choice))[0].name.partition("-gpu")[0]
+
+    both, one = host_id(), host_id(devices="0")
+    assert host_id(runs=1) == both
     set_env(SLURM_JOB_ID="17")
-    of_job = plan_host(WorkerChoice(devices="0"))
+    of_job = host_id(devices="0")
     set_env(SLURM_JOB_ID="18", VIRNUC_HOME=tmp_path / "other")
-    of_other_job = plan_host(WorkerChoice(devices="0"))
+    of_other_job = host_id(devices="0")
     two_gpus.write_text(two_gpus.read_text().replace("GPU-aa", "GPU-cc"))
-    on_namesake = plan_host(WorkerChoice(devices="0"))
-    plans = (both, one, of_job, of_other_job, on_namesake)
-    assert len({plan.host_id for plan in plans}) == len(plans)
+    assert len({both, one, of_job, of_other_job, host_id(devices="0")}) == 5
 
 
 @pytest.mark.parametrize(
@@ -193,14 +194,6 @@ def test_up_works_on_the_cpu_of_a_host_without_gpus(
     assert on_cpu_without_gpus(WorkerChoice(workers=2)) == WorkerChoice(devices="cpu", workers=2)
     assert "shows no GPU" in caplog.text
     assert on_cpu_without_gpus(WorkerChoice(devices="0")) == WorkerChoice(devices="0")
-
-
-def test_runs_use_this_python_and_the_users_interval(set_env: SetEnv) -> None:
-    set_env(PATH="/usr/bin")
-    assert worker_environment()["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
-    assert worker_environment()["PREFECT_WORKER_QUERY_SECONDS"] == "2"
-    set_env(PREFECT_WORKER_QUERY_SECONDS=15)
-    assert worker_environment()["PREFECT_WORKER_QUERY_SECONDS"] == "15"
 
 
 def test_no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
