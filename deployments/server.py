@@ -1,11 +1,10 @@
-"""The Prefect server of the user's settings."""
+"""Pools and workers at the Prefect server."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
 from tasks.server import read_all
-from virnuc_core.errors import UsageError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -13,19 +12,6 @@ if TYPE_CHECKING:
 
 
 _POOLS: Final = (GPU_POOL, CPU_POOL, RUNS_POOL)
-
-
-def server_url() -> str:
-    """The address of the server in Prefect's settings; UsageError if none is set (a temporary one ends with the command)."""
-    from prefect.settings import PREFECT_API_URL
-
-    url: str | None = PREFECT_API_URL.value()
-    if not url:
-        raise UsageError(
-            "no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api, or start one "
-            "with `virnuc server up`."
-        )
-    return url
 
 
 def server_failure() -> Exception | None:

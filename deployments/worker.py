@@ -17,8 +17,9 @@ from typing import Final
 
 from deployments.lost_runs import crash_lost_runs, crash_runs_of
 from deployments.processes import end_program, interruptible, only_one
-from deployments.server import missing_pools, server_failure, server_url
+from deployments.server import missing_pools, server_failure
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
+from tasks.server import server_url
 from virnuc_core import env_config
 from virnuc_core.device_record import MAX_FAILURES, count_failures
 from virnuc_core.env_config import available_threads, child_environment, env, home_folder, value_of

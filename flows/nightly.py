@@ -29,9 +29,8 @@ from prefect.utilities.urls import url_for
 from flows.files import batch_name, predict_files
 from flows.lanes import HELD
 from flows.on_demand import predict, run_flow
-from flows.outputs import require_absolute
 from flows.pool import WORK_POOLS, cancel_children, for_worker, pool_device
-from flows.recording import choose_lanes
+from flows.recording import choose_lanes, require_absolute
 from tasks.artifacts import RUN_TAG, begin_flow
 from tasks.inbox import Computed, NewFile, Night, NightlyReport, settings_digest
 from tasks.publishing import run_tags

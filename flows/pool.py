@@ -12,28 +12,27 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
 import httpx
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Cancelling
 
 from flows import CPU_POOL, GPU_POOL
 from flows.lanes import HELD, journal_name, lane_kind
-from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
 from tasks.progress import LaneRows, current_progress
+from tasks.server import read_all, server_url
+from tasks.stages import retried_task
 from virnuc_core.env_config import env
 from virnuc_core.errors import CancelledRunError, LaneError, UsageError, VirnucError
 from virnuc_core.files import make_folder, write_text
@@ -42,6 +41,7 @@ from virnuc_core.inference.lane_process import lane_timeout
 from virnuc_core.inference.lanes import ignore, warn_of_mixed_hardware
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards, remove_shard_temporaries
+from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
 from virnuc_core.retries import retrying
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import LaneSettings, RunConfig
@@ -88,7 +88,7 @@ class PoolLanes:
                 f"--devices {','.join(devices)} cannot be chosen in mode pool, where every worker has its own: "
                 "give auto or cpu, and choose GPUs where workers are started (`virnuc server worker --devices`)."
             )
-        url = require_lasting_server()
+        url = server_url()
         with get_client(sync_client=True) as client:
             try:
                 self._device = pool_device(client, devices[0])
@@ -133,34 +133,31 @@ class PoolLanes:
         runs = PoolRuns(self._pool, self._computing, self._queue, watch)
         parameters = self._parameters(folder)
         failures: dict[int, VirnucError] = {}
+        window = asyncio.Semaphore(MAX_WAITING)
 
-        async def embed_lane(lane: Lane, begun: asyncio.Event) -> None:
+        async def embed_lane(lane: Lane) -> None:
             own = {**parameters, "shards": lane.shards, "lane": lane.number}
             costs = (plan.shards[shard].cost for shard in lane.shards)
             patience = 1.5 * lane_timeout(costs)  # a lane ends a device process that hangs, and tries again
-            try:
+            with ExitStack() as waiting:
+                waiting.callback(window.release)
                 # Another host may have what this one lacks.
-                await _as_task(
-                    lane.title, lambda: runs.compute(folder, lane, own, patience, begun), retries_in_vain=2
-                )
-            except VirnucError as error:
-                if not error.retryable:
-                    raise
-                failures[lane.number] = error
-            finally:
-                begun.set()
+                work = partial(runs.compute, folder, lane, own, patience, waiting.close)
+                try:
+                    await _as_task(lane.title, work, retries_in_vain=2)
+                except VirnucError as error:
+                    if not error.retryable:
+                        raise
+                    failures[lane.number] = error
 
         lanes = self._lanes(folder, plan)
         write_text(folder.flow_run, str(flow_run.id))  # by which an attempt after this one finds its lanes
 
         async def compute_all() -> None:
-            window = asyncio.Semaphore(MAX_WAITING)
             async with asyncio.TaskGroup() as group:
                 for lane in lanes:
                     await window.acquire()
-                    begun = asyncio.Event()
-                    group.create_task(embed_lane(lane, begun))
-                    group.create_task(_release(window, begun))
+                    group.create_task(embed_lane(lane))
 
         self._run(runs, compute_all)
         if failures:
@@ -233,9 +230,9 @@ class PoolRuns:
         lane: Lane,
         parameters: Mapping[str, Any],
         patience: float,
-        begun: asyncio.Event,
+        on_begun: Callable[[], None],
     ) -> None:
-        """Submits a lane with the shards that it lacks, for as long as each run gets on or is held; sets `begun` once.
+        """Submits a lane with the shards that it lacks, for as long as each run gets on or is held.
 
         Raises:
             VirnucError: a run failed or ended without a new shard.
@@ -247,7 +244,7 @@ class PoolRuns:
         while missing:
             run_id = run_id or await self._submit(lane.title, kind, {**parameters, "shards": missing})
             await self._start(run_id)
-            begun.set()
+            on_begun()
             try:
                 has_ended = await self._end(run_id, kind, patience)
             except VirnucError as error:
@@ -310,7 +307,8 @@ class PoolRuns:
             _log.warning("a worker takes no work: %s", state.message)
             return False
         if not state.is_final():
-            await _cancel([run_id])
+            async with get_client() as client:
+                await client.set_flow_run_state(run_id, Cancelling())
             raise LaneError(f"its run hangs: no progress for {patience:.0f} s.")
         if not state.is_completed():
             ended = f"its run ended in state {state.name} ({state.message}): its log on the Prefect server says more."
@@ -384,17 +382,6 @@ def divide(costs: Sequence[float], lane_seconds: float, num_slots: int) -> Itera
         left, begin = left - seconds, end
 
 
-def require_lasting_server() -> str:
-    """The address of the server in the user's settings; UsageError if none is set."""
-    url: str | None = PREFECT_API_URL.value()
-    if not url:
-        raise UsageError(
-            "mode pool needs a Prefect server that outlives this run: run `virnuc server up` and set PREFECT_API_URL to the "
-            "address that it prints, or choose mode local."
-        )
-    return url
-
-
 def pool_device(client: SyncPrefectClient, device: str) -> str:
     """The kind of device, "cuda" or "cpu", for `device` "auto" or "cpu"."""
     if device == "cpu":
@@ -411,11 +398,6 @@ def cancel_children() -> None:
     with get_client(sync_client=True) as client:
         for run in _unfinished_children(client, [UUID(flow_run.id)]):
             client.set_flow_run_state(run.id, Cancelling(message="The run that asked for it has ended."))
-
-
-async def _release(window: asyncio.Semaphore, begun: asyncio.Event) -> None:
-    await begun.wait()
-    window.release()
 
 
 async def _together(work: Callable[[], Any], watch: Callable[[], Any]) -> None:
@@ -444,14 +426,7 @@ async def _as_task(name: str, work: Callable[[], Any], *, retries_in_vain: int) 
         _log.warning("%s failed and is tried again in %.0f s: %s", name, delay, error)
         return True
 
-    @task(
-        name=name,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=len(RETRY_DELAYS_SECONDS),
-        retry_delay_seconds=RETRY_DELAYS_SECONDS,
-        retry_condition_fn=is_retried,
-    )
+    @retried_task(name, RETRY_DELAYS_SECONDS, is_retried)
     async def step() -> None:
         await work()
 
@@ -469,12 +444,6 @@ async def _read_states(client: PrefectClient, run_ids: Sequence[UUID]) -> dict[U
             if run.state is not None:
                 states[run.id] = run.state
     return states
-
-
-async def _cancel(run_ids: Iterable[UUID]) -> None:
-    async with get_client() as client:
-        for run_id in run_ids:
-            await client.set_flow_run_state(run_id, Cancelling())
 
 
 def _earlier_lanes(folder: RunFolder, deployment: str) -> Iterator[Lane]:
@@ -502,10 +471,7 @@ def _unfinished_children(client: SyncPrefectClient, parents: Iterable[UUID]) -> 
             "state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING"]}},
         }
     )
-    found: list[FlowRun] = []
-    while page := client.read_flow_runs(flow_run_filter=wanted, limit=_MAX_READ, offset=len(found)):
-        found += page
-    return found
+    return read_all(client.read_flow_runs, flow_run_filter=wanted)
 
 
 def _missing(folder: RunFolder, shards: Iterable[int]) -> tuple[int, ...]:
@@ -518,6 +484,13 @@ def _token(folder: RunFolder) -> str:
         make_folder(folder.lanes)
         write_text(folder.token, secrets.token_hex(16))
     return folder.token.read_text()
+
+
+def absolute_path(name: str) -> str:
+    """Makes the path of a model or head absolute, for processes in other folders; names stay as they are."""
+    path = os.path.expanduser(name)
+    is_name = name in BUNDLED_HEADS or find_entries(name, None)  # names take precedence over paths
+    return name if is_name or not os.path.exists(path) else os.path.abspath(path)
 
 
 def for_worker(config: RunConfig) -> RunConfig:

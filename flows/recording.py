@@ -1,17 +1,18 @@
-"""What all runs share, in a flow and without one: names, lanes, and the MLflow run.
+"""What all runs share, in a flow and without one: names, checks of paths, lanes, and the MLflow run.
 
 Prefect is imported in a flow alone.
 """
 
+import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifacts import add_run_tag, in_flow
+from tasks.artifacts import add_run_tag, in_flow, is_deployed
 from tasks.pages.markdown import size
 from tasks.progress import FlowProgress, LaneRows, current_progress
 from tasks.publishing import flow_tags, run_tags
@@ -19,12 +20,12 @@ from tasks.run_entries import Entry, run_entry
 from tasks.stages import FlowSteps
 from tasks.tracking import end_runs, start_tracking, track
 from virnuc_core.env_config import ignored_variables
-from virnuc_core.errors import VirnucError
+from virnuc_core.errors import UsageError, VirnucError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.pipeline import Lanes, Steps
-from virnuc_core.remote import file_name, output_path
-from virnuc_core.settings import LaneSettings
+from virnuc_core.remote import file_name, is_url, output_path, require_shared_staging
+from virnuc_core.settings import LaneMode, LaneSettings
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -60,6 +61,25 @@ def labelled_name() -> str:
     if isinstance(files, dict):  # parameters of a deployment
         files = LabelledFiles(**files)
     return run_title(str(flow_run.flow_name), files.paths)
+
+
+def require_places(inputs: Iterable[str], out: str, mode: LaneMode) -> None:
+    """Checks paths as `require_absolute`; for URLs in mode pool, UsageError unless VIRNUC_STAGING names a folder."""
+    names = [*inputs, out]
+    require_absolute(*itertools.filterfalse(is_url, names))
+    if mode == "pool" and (urls := list(filter(is_url, names))):
+        require_shared_staging(urls[0])
+
+
+def require_absolute(*paths: str) -> None:
+    """Raises UsageError for URLs, and for relative paths in a run of a deployment: it runs in its worker's folder."""
+    if urls := list(filter(is_url, paths)):
+        raise UsageError(f"{urls[0]} is a URL: here only paths can be given.")
+    relative = [path for path in paths if not Path(path).is_absolute()]
+    if relative and is_deployed():
+        raise UsageError(
+            f"{', '.join(relative)}: a deployed run has no folder of its own, so give absolute paths."
+        )
 
 
 def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> Lanes:

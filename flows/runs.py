@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.outputs import require_absolute, require_places
-from flows.recording import choose_lanes, recording
+from flows.recording import choose_lanes, recording, require_absolute, require_places
 from tasks.publishing import show_run
 from tasks.run_entries import evaluation_entry
 from virnuc_core import pipeline

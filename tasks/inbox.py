@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
@@ -123,9 +123,13 @@ def sample_name(path: Path) -> str | None:
 
 
 def settings_digest(config: RunConfig) -> str:
-    """Digest of what decides about results: the head's content, and all settings but those of place and speed."""
+    """Digest of what decides about results: settings but those of place and speed, head, size and time of own weights."""
     settings = config.model_dump_json(exclude={"devices", "token_budget", "shard_seconds", "head"})
-    text = f"{settings} {file_digest(resolve_head(head_of(config)))}"
+    given = [Path(name) for name in (config.esm_model, config.dnabert_model) if name]
+    own = [path for model in given if model.is_absolute() for path in (model, *sorted(model.rglob("*")))]
+    weights = [path.stat() for path in own if path.is_file()]
+    stamps = [(found.st_size, found.st_mtime_ns) for found in weights]
+    text = f"{settings} {file_digest(resolve_head(head_of(config)))} {stamps}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -158,28 +162,24 @@ class DigestCache:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, Any] = {}
-        self.used: dict[str, str] = {}
+        self._used: dict[str, str] = {}
         try:
             self._known = parse_object(path.read_bytes()) if path.exists() else {}
         except (OSError, ValueError) as error:
             _log.warning("%s cannot be read (%r): every file is read again", path, error)
-        self._saved_at = time.monotonic()
 
     def sha256(self, file: FileSnapshot) -> str:
         """Hex digest of a file; raises InputError if it cannot be read."""
         key = f"{file.size} {file.mtime_ns} {file.path}"
         digest = str(self._known.get(key) or input_digest(file.path).sha256)
         if not file.reason_to_wait(0.0):  # else it is being written, and the digest matches no snapshot
-            self.used[key] = digest
-        if time.monotonic() - self._saved_at > 10.0:
-            self.save({**self._known, **self.used})
+            self._used[key] = digest
         return digest
 
-    def save(self, digests: Mapping[str, str]) -> None:
-        """Writes digests, at last those that were used: not those of files that are gone."""
-        self._saved_at = time.monotonic()
+    def save(self) -> None:
+        """Writes the digests that were used: not those of files that are gone."""
         try:
-            write_text(self._path, json.dumps(digests, indent=0))
+            write_text(self._path, json.dumps(self._used, indent=0))
         except OSError as error:
             _log.warning("%s cannot be written (%s): files are read again next time", self._path, error)
 
@@ -217,7 +217,7 @@ class Night:
                     self._reject(file, sha256, "Its path is not valid UTF-8. Rename it.")
                 elif new.setdefault(key, wanted) is not wanted:
                     new[key].copies.append(file)
-        digests.save(digests.used)
+        digests.save()
         return list(new.values())
 
     def settle(self, computed: Computed) -> None:

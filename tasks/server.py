@@ -1,14 +1,29 @@
-"""Answers of Prefect's server: all pages of a list, and the time."""
+"""The Prefect server of the user's settings: its address, its clock, and all pages of what it lists."""
 
 from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from virnuc_core.errors import UsageError
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 T = TypeVar("T")
+
+
+def server_url() -> str:
+    """The address of the server in Prefect's settings; UsageError if none is set (a temporary one ends with the command)."""
+    from prefect.settings import PREFECT_API_URL
+
+    url: str | None = PREFECT_API_URL.value()
+    if not url:
+        raise UsageError(
+            "no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api, or start one "
+            "with `virnuc server up`."
+        )
+    return url
 
 
 def read_all(read: Callable[..., list[T]], *names: str, **filters: Any) -> list[T]:

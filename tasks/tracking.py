@@ -10,12 +10,12 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from itertools import chain
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
@@ -37,7 +37,6 @@ EXPERIMENT: Final = "virnuc"
 MAX_ARTIFACT_BYTES: Final = 20_000_000
 _RUN_TAG: Final = "virnuc.run"
 _FLOW_RUN_TAG: Final = "prefect.flow_run_id"
-_SECONDS_TO_CONNECT: Final = 10.0
 _MAX_DIGEST_LENGTH: Final = 36  # MLflow's
 _MAX_PARAM_LENGTH: Final = 500
 
@@ -51,7 +50,6 @@ class Store:
     """MLflow's store, connected to in a thread: the import alone takes seconds, and a server may not answer."""
 
     def __init__(self, on_connected: "Callable[[MlflowClient, str], None] | None" = None) -> None:
-        self._is_imported = Event()
         self._connection: Future[tuple[MlflowClient, str]] = Future()
         context = copy_context()
         Thread(target=context.run, args=(self._connect, on_connected), name="mlflow", daemon=True).start()
@@ -59,10 +57,7 @@ class Store:
     def _connect(self, on_connected: "Callable[[MlflowClient, str], None] | None") -> None:
         try:
             with without_collection():  # the store's modules are imported when a client is made
-                try:
-                    _import_mlflow()
-                finally:
-                    self._is_imported.set()
+                _import_mlflow()
                 client, experiment = _connect()
             if on_connected is not None:
                 on_connected(client, experiment)
@@ -79,12 +74,9 @@ class Store:
         """A client, and the id of the experiment.
 
         Raises:
-            StorageLostError: the store cannot be used, or its server does not answer within 10 s.
+            StorageLostError: the store cannot be used, or its server does not answer within 5 s.
             UsageError: there is no folder for it.
         """
-        self._is_imported.wait()
-        if wait([self._connection], _SECONDS_TO_CONNECT if env().tracking_uri else None).not_done:
-            raise StorageLostError(f"MLflow does not answer within {_SECONDS_TO_CONNECT:.0f} s")
         with _raising_storage_lost():
             return self._connection.result()
 

@@ -11,7 +11,7 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.pipeline import Training
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule, chunks_in_words
-from virnuc_core.training.metrics import Confusion, Metrics
+from virnuc_core.training.metrics import Metrics
 from virnuc_core.training.split import PARTS
 
 _SCALARS: Final = (
@@ -183,7 +183,6 @@ def _all_metrics(levels: Mapping[str, Metrics], heading: str) -> list[str]:
     lines = [*table(("", *levels), scalars), ""]
     for level, figures in levels.items():
         lines += [f"{heading} By class: {level}", "", *_by_class(figures), ""]
-        lines += [f"{heading} By length of the record: {level}", "", *_by_length(figures), ""]
     return lines
 
 
@@ -197,23 +196,3 @@ def _by_class(figures: Metrics) -> list[str]:
         for one in figures.by_class
     ]
     return table(("class", "all", "with a score", "called virus", "share"), rows)
-
-
-def _by_length(figures: Metrics) -> list[str]:
-    def virus_calls(counts: Confusion) -> tuple[str, str]:
-        viral = counts.viral_called_virus + counts.viral_called_other
-        other = counts.other_called_virus + counts.other_called_other
-        return f"{counts.viral_called_virus:,} of {viral:,}", f"{counts.other_called_virus:,} of {other:,}"
-
-    rows = [
-        (
-            f"{one.shortest:,} bp and more"
-            if one.longest is None
-            else f"{one.shortest:,} to {one.longest:,} bp",
-            *map(number, (one.count, one.scored, one.auroc, one.accuracy)),
-            *virus_calls(one.confusion),
-        )
-        for one in figures.by_length
-    ]
-    header = ("record", "all", "with a score", "AUROC", "accuracy", "viruses found", "others called virus")
-    return table(header, rows)

@@ -556,7 +556,7 @@ def test_what_the_pool_needs_is_asked_for_first(monkeypatch: pytest.MonkeyPatch)
         choose_lanes(where, ("cpu",))
     with (
         temporary_settings(restore_defaults={PREFECT_API_URL}),
-        pytest.raises(UsageError, match="mode pool needs a Prefect server that outlives this run"),
+        pytest.raises(UsageError, match="no Prefect server is named: set PREFECT_API_URL"),
     ):
         choose_lanes(where, ("cpu",))
 

@@ -7,8 +7,8 @@ import pytest
 from prefect.runtime import flow_run
 
 from flows.lanes import journal_name, lane_kind
-from flows.outputs import absolute_path, require_absolute
-from flows.recording import labelled_name, run_name
+from flows.pool import absolute_path
+from flows.recording import labelled_name, require_absolute, run_name
 from tasks import artifacts
 from virnuc_core.errors import UsageError
 from virnuc_core.settings import PredictSettings

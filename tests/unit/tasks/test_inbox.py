@@ -110,11 +110,11 @@ def test_digest_is_kept_as_long_as_size_and_time_are_the_same(tmp_path: Path) ->
     digests = DigestCache(cache)
     first = digests.sha256(FileSnapshot.of(path))
     digests.sha256(FileSnapshot.of(put(tmp_path / "gone.fa")))
-    digests.save(digests.used)
+    digests.save()
     put(path, "two")
     digests = DigestCache(cache)
     assert digests.sha256(FileSnapshot.of(path)) == first
-    digests.save(digests.used)
+    digests.save()
     assert "gone.fa" not in cache.read_text()
     put(path, "two", modified=OLD + 1)
     assert DigestCache(cache).sha256(FileSnapshot.of(path)) != first
@@ -127,7 +127,7 @@ def test_digest_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path: Path) -> 
     (tmp_path / "a.fa").unlink()
     with pytest.raises(InputError, match="does not exist"):
         digests.sha256(file)
-    digests.save(digests.used)
+    digests.save()
     assert (tmp_path / "cache.json").read_text() == "{}"
 
 
@@ -141,7 +141,7 @@ def test_cache_that_cannot_be_used_costs_nothing_else(
     with caplog.at_level(logging.WARNING):
         digests = DigestCache(path)
         assert len(digests.sha256(FileSnapshot.of(put(tmp_path / "a.fa")))) == 64
-        digests.save(digests.used)
+        digests.save()
     assert said in caplog.text
     assert content is None or "a.fa" in path.read_text()
 
@@ -166,6 +166,10 @@ def test_settings_count_unless_they_say_where_and_how_fast(tmp_path: Path) -> No
     first = digest(head=str(head))
     put(head, "two")
     assert digest(head=str(head)) != first
+    weights = put(tmp_path / "esm2" / "model.safetensors", "one")
+    first = digest(esm_model=str(weights.parent), head=str(head))
+    put(weights, "two", modified=OLD + 1)
+    assert digest(esm_model=str(weights.parent), head=str(head)) != first
     with pytest.raises(CheckpointError, match="no classifier head"):
         digest(head=str(tmp_path / "none"))
 
