@@ -260,24 +260,6 @@ def test_switches_are_those_of_who_asks_for_the_run(
     assert "VIRNUC_V1_ATTENTION is set for this worker and does not count" in caplog.text
 
 
-def test_links_keep_their_names(contigs: Path, config: RunConfig, models: MadeModels, tmp_path: Path) -> None:
-    """As in a cache whose files are links to others, and where the shared folder is a link on each host."""
-    (tmp_path / "blobs").mkdir()
-    blob = models.head.rename(tmp_path / "blobs" / "0123abcd")
-    models.head.symlink_to(blob)
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    try:
-        with Worker() as worker:
-            planned(str(tmp_path / "link" / "run"), str(contigs), config, "pool")
-    finally:
-        models.head.unlink()
-        blob.rename(models.head)
-    [run] = worker.done
-    assert run.parameters["folder"] == str(tmp_path / "link" / "run")
-    assert run.parameters["config"]["head"] == str(models.head)
-
-
 def test_errors_come_back_as_what_they_are(
     root: Path,
     contigs: Path,
@@ -298,26 +280,6 @@ def test_errors_come_back_as_what_they_are(
         computed(str(root), "pool")
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
     assert max(Counter(run.parameters["lane"] for run in worker.done).values()) == 3
-
-
-def test_others_compute_what_a_host_that_is_not_fit_has_taken(
-    root: Path, client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It keeps its slot, and that does not count against the shards."""
-
-    def hold(run: FlowRun) -> None:
-        set_state(run, Running(name=HELD, message="no mount"))
-
-    ends = iter([hold] * 8)
-    with Worker(lambda run: next(ends, pretend)(run)) as worker:
-        computed(str(root), "pool")
-    assert len(worker.done) == 10
-    assert len(contents(root)) == 2
-    assert "a worker takes no work: no mount" in caplog.text
-    assert {run.state_name for run in map(client.read_flow_run, (run.id for run in worker.done))} == {
-        HELD,
-        "Completed",
-    }
 
 
 def test_a_held_lane_says_why_and_ends_with_its_run(

@@ -191,19 +191,10 @@ def test_tracking_is_switched_off(
 
 
 def test_nothing_of_a_foreign_folder_is_done_or_copied_from_elsewhere(
-    client: MlflowClient, virnuc: CommandLine, models: MadeModels, contigs: Path, run: Path, tmp_path: Path
+    client: MlflowClient, virnuc: CommandLine, run: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
     secret.write_text("key")
-    record = run / "tracking" / "0123456789abcdef"
-    record.mkdir(parents=True)
-    (record / "lock").write_text(client.tracking_uri)
-    entries = [{"run": 0, "do": "open", "name": "x", "tags": {}, "time": 1.0, "parent": None}]
-    entries += [{"run": 0, "do": "files", "paths": [str(secret)]}]
-    (record / "artifacts.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    virnuc.done("predict", contigs, "--out", run, *models.flags)
-    assert (record / "artifacts.jsonl").exists()
-
     document = json.loads((run / "run.json").read_text())
     document |= {"run_as": "flow", "id": "abcdef0123456789", "out": str(secret)}
     document["labels"] = {"files": str(secret)}

@@ -1,7 +1,6 @@
 """Workers of a host, what their runs see, and what prevents `virnuc server worker` and `virnuc server up` from starting."""
 
 import json
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +10,6 @@ from typing import Any
 
 import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import worker
 from deployments.processes import only_one
@@ -24,7 +22,6 @@ from deployments.worker import (
     on_cpu_without_gpus,
     plan_host,
     reserving,
-    work,
 )
 from tests.end_to_end.conftest import wait_until
 from virnuc_cli.main import main
@@ -194,15 +191,6 @@ def test_up_works_on_the_cpu_of_a_host_without_gpus(
     assert on_cpu_without_gpus(WorkerChoice(workers=2)) == WorkerChoice(devices="cpu", workers=2)
     assert "shows no GPU" in caplog.text
     assert on_cpu_without_gpus(WorkerChoice(devices="0")) == WorkerChoice(devices="0")
-
-
-def test_no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # which it changes
-    with (
-        temporary_settings(restore_defaults={PREFECT_API_URL}),
-        pytest.raises(UsageError, match="PREFECT_API_URL"),
-    ):
-        work(WorkerChoice(devices="cpu"))
 
 
 @pytest.mark.parametrize(("option", "other"), [("--port", "--mlflow-port"), ("--mlflow-port", "--port")])

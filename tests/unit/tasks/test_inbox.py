@@ -120,17 +120,6 @@ def test_digest_is_kept_as_long_as_size_and_time_are_the_same(tmp_path: Path) ->
     assert DigestCache(cache).sha256(FileSnapshot.of(path)) != first
 
 
-def test_digest_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path: Path) -> None:
-    digests, file = DigestCache(tmp_path / "cache.json"), FileSnapshot.of(put(tmp_path / "a.fa"))
-    put(tmp_path / "a.fa", "other bytes")
-    digests.sha256(file)
-    (tmp_path / "a.fa").unlink()
-    with pytest.raises(InputError, match="does not exist"):
-        digests.sha256(file)
-    digests.save()
-    assert (tmp_path / "cache.json").read_text() == "{}"
-
-
 @pytest.mark.parametrize(
     ("content", "said"), [("", "read again"), ("[]", "read again"), (None, "be written")]
 )
@@ -215,22 +204,6 @@ class Nights:
 @pytest.fixture
 def nights(tmp_path: Path) -> Nights:
     return Nights(tmp_path)
-
-
-def test_bytes_count_and_not_names(nights: Nights) -> None:
-    nights.put("first.fa", "one")
-    nights.put("copy.fasta", "one", modified=OLD + 1)
-    copy, first = nights.outcomes().values()
-    assert (first.status, copy.status, copy.why) == ("done", "kept", "The same bytes as first.fa")
-    assert (first.run, copy.run) == ("http://127.0.0.1/run", "")
-    for outcome in (first, copy):
-        assert (outcome.contigs, outcome.virus, outcome.seconds) == (3, 2, 3.5)
-        assert outcome.results.startswith(f"{nights.out}/first-")
-    (nights.inbox / "copy.fasta").rename(nights.inbox / "renamed.fa")
-    assert nights.statuses() == {"first.fa": "kept", "renamed.fa": "kept"}
-    assert len(nights.calls) == 1
-    nights.put("first.fa", "other", modified=OLD + 1)
-    assert nights.statuses() == {"first.fa": "done", "renamed.fa": "kept"}
 
 
 def test_other_settings_are_computed_beside_the_old_results(nights: Nights) -> None:
