@@ -15,8 +15,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
-from tasks.artifacts import show_markdown, show_table
-from tasks.pages.markdown import cell, code
+from tasks.artifacts import show_table
+from tasks.pages.markdown import code
 from virnuc_core.errors import InputError, UnreadableInputError, UsageError
 from virnuc_core.files import file_digest, parse_object, write_text
 from virnuc_core.models.catalogue import head_of, resolve_head
@@ -326,16 +326,13 @@ class NightlyReport:
         ]
 
     def publish(self) -> None:
-        """Shows the report on the run's page in Prefect."""
+        """Shows a table of the files on the run's page in Prefect."""
         amounts = "{contigs:,} contigs called, {contigs_virus:,} of them virus, in {run_seconds:,} s of runs"
         lines = [f"# {self.summary}", "", f"- inbox: {code(self.inbox)}", f"- results: {code(self.out)}"]
-        lines += [f"- {amounts.format(**self.metrics)}", ""]
-        others = self._with_status("failed", "rejected", "skipped", "waiting")[:MAX_ROWS]
-        lines += [f"- {other.status} {code(other.name)}: {cell(other.why)}" for other in others]
-        show_markdown("virnuc-night", "\n".join(lines), self.summary)
-        left_out = f", of which the first {MAX_ROWS} are shown" if len(self.outcomes) > MAX_ROWS else ""
-        if rows := self.rows[:MAX_ROWS]:
-            show_table("virnuc-night-files", rows, f"{self.summary}{left_out}")
+        lines.append(f"- {amounts.format(**self.metrics)}")
+        if len(self.outcomes) > MAX_ROWS:
+            lines.append(f"- the first {MAX_ROWS} of them are shown")
+        show_table("virnuc-night", self.rows[:MAX_ROWS], "\n".join(lines))
 
     def _with_status(self, *statuses: FileStatus) -> list[FileOutcome]:
         return [outcome for status in statuses for outcome in self.outcomes if outcome.status == status]
