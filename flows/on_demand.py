@@ -7,7 +7,7 @@ from prefect import Flow, flow
 from prefect.flows import FlowStateHook
 
 from flows import runs
-from flows.recording import end_mlflow_runs, labelled_name, run_name
+from flows.recording import end_mlflow_runs, run_name
 from tasks.artifacts import begin_flow
 from tasks.heads import HeadReport
 from virnuc_core.results.run_json import RunReport
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def run_flow(name: str, name_of_run: Callable[[], str]) -> Callable[[Callable[P, R]], Flow[P, R]]:
+def run_flow(name: str, name_of_run: Callable[[], str] = run_name) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """A flow whose MLflow run ends with it, however that is."""
     hooks: list[FlowStateHook[..., Any]] = [end_mlflow_runs]
     return flow(
@@ -43,7 +43,7 @@ def run_flow(name: str, name_of_run: Callable[[], str]) -> Callable[[Callable[P,
     )
 
 
-@run_flow("predict", run_name)
+@run_flow("predict")
 def predict(
     inputs: list[str],
     out: str,
@@ -71,7 +71,7 @@ def predict(
     return runs.predict(inputs, out, settings, force, where)
 
 
-@run_flow("embed", run_name)
+@run_flow("embed")
 def embed(
     inputs: list[str],
     out: str,
@@ -101,7 +101,7 @@ def embed(
     return runs.embed(inputs, out, model, settings, force, where)
 
 
-@run_flow("train", labelled_name)
+@run_flow("train")
 def train(
     files: LabelledFiles,
     out: str,
@@ -129,7 +129,7 @@ def train(
     return runs.train(files, out, settings, force, where)
 
 
-@run_flow("evaluate", labelled_name)
+@run_flow("evaluate")
 def evaluate(
     files: LabelledFiles,
     out: str,

@@ -6,7 +6,7 @@ Prefect is imported in a flow alone.
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.artifacts import add_run_tag, in_flow, is_deployed
 from tasks.pages.markdown import size
 from tasks.progress import FlowProgress, LaneRows, current_progress
-from tasks.publishing import flow_tags, run_tags
+from tasks.publishing import flow_links, run_tags
 from tasks.run_entries import Entry, run_entry
 from tasks.stages import FlowSteps
 from tasks.tracking import end_runs, start_tracking, track
@@ -34,33 +34,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def run_title(command: str, inputs: Sequence[str], models: str = "") -> str:
-    """Command, sample and size: "predict contigs.fa and 2 more tiny 12.3 MB"."""
-    more = f" and {len(inputs) - 1} more" if len(inputs) > 1 else ""
-    num_bytes = sum(os.path.getsize(path) for path in inputs if os.path.isfile(path))
-    sample = f"{file_name(inputs[0]) if inputs else ''}{more}"
-    return " ".join([command, sample, *filter(None, [models]), size(num_bytes)])
-
-
 def run_name() -> str:
-    """Name of a flow run: its title."""
-    from prefect.runtime import flow_run
-
-    parameters: dict[str, Any] = flow_run.parameters
-    models = str(parameters.get("model") or getattr(parameters["settings"], "preset", ""))
-    return run_title(str(flow_run.flow_name), parameters["inputs"], models)
-
-
-def labelled_name() -> str:
-    """As `run_name`, for a flow that takes labelled files."""
+    """Name of a flow run: command, sample, models and size, as in "predict contigs.fa and 2 more tiny 12.3 MB"."""
     from prefect.runtime import flow_run
 
     from virnuc_core.training.labels import LabelledFiles  # slow imports
 
-    files = flow_run.parameters["files"]
+    parameters: dict[str, Any] = flow_run.parameters
+    files = parameters.get("files", ())
     if isinstance(files, dict):  # parameters of a deployment
         files = LabelledFiles(**files)
-    return run_title(str(flow_run.flow_name), files.paths)
+    inputs = files.paths if files else parameters["inputs"]
+    models = parameters.get("model") or getattr(parameters["settings"], "preset", None)
+    more = f" and {len(inputs) - 1} more" if len(inputs) > 1 else ""
+    num_bytes = sum(os.path.getsize(path) for path in inputs if os.path.isfile(path))
+    parts = (flow_run.flow_name, f"{file_name(inputs[0]) if inputs else ''}{more}", models, size(num_bytes))
+    return " ".join(filter(None, parts))
 
 
 def require_places(inputs: Iterable[str], out: str, mode: LaneMode) -> None:
@@ -111,7 +100,7 @@ def recording(
         on_step=lambda name: current_progress().stage(name),
         run_as="flow" if in_flow() else "process",
         labels={"mode": where.mode, "project": where.project},
-        links={name.replace(".", "_"): text for name, text in flow_tags().items()},
+        links=flow_links(),
     )
     store = start_tracking(steps.id, run_tags(folder, where.project))
     try:

@@ -53,20 +53,20 @@ def run_tags(out: Path, project: str = "") -> dict[str, str]:
     return {
         "virnuc.out": str(out.resolve()),
         **({"virnuc.project": project} if project else {}),
-        **flow_tags(),
+        **{name.replace("_", ".", 1): text for name, text in flow_links().items()},
     }
 
 
-def flow_tags() -> dict[str, str]:
+def flow_links() -> dict[str, str]:
     """Id, name and page of the flow run; empty outside of a flow."""
     if not in_flow():
         return {}
     from prefect.runtime import flow_run
 
-    tags = {
-        "prefect.flow_run_id": flow_run.id,
-        "prefect.flow_run_name": flow_run.name,
-        "prefect.flow_run_url": flow_run.ui_url,
+    links = {
+        "prefect_flow_run_id": flow_run.id,
+        "prefect_flow_run_name": flow_run.name,
+        "prefect_flow_run_url": flow_run.ui_url,
     }
     # A temporary server has no pages to link to, and Prefect writes their missing address as "None".
-    return {name: value for name, value in tags.items() if value and not value.startswith("None/")}
+    return {name: text for name, text in links.items() if text and not text.startswith("None/")}
