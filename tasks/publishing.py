@@ -43,7 +43,7 @@ def _summary(report: RunReport, folder: RunFolder) -> str:
         *(f"- {cell(line)}" for line in more),
         *(f"- {code(place)}" for place in places),
         "",
-        *table(("model", "dimensions", "arithmetic", "packing efficiency", "weights"), models),
+        table(("model", "dimensions", "arithmetic", "packing efficiency", "weights"), models),
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,6 @@
 """Pages about heads as Markdown: the model card, the evaluation, and the tables of metrics in both."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -60,53 +60,39 @@ _FITTED: Final = (
 def head_card(training: Training) -> str:
     """The model card of a head, deterministic."""
     plan = training.run.plan
-    lines = [
+    paragraphs = [
         f"# {cell(Path(training.run.out).name)}",
-        "",
         f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[plan.frames]} of chunks "
         f"of {plan.chunk_length} bp.",
-        "",
         _command(training),
-        "",
-        *(line for warning in training.head.warnings for line in (f"> **Warning:** {warning}", "")),
+        *(f"> **Warning:** {warning}" for warning in training.head.warnings),
         "## Models",
-        "",
-        *_models(plan),
-        "",
+        _models(plan),
         "## Data",
-        "",
         *_data(training),
-        "",
         "## Training",
-        "",
-        *_training(training),
-        "",
+        _settings(training),
+        f"{_ARCHITECTURE[plan.frames]} {_FITTED}",
         "## Metrics on the test records",
-        "",
         "Nothing was chosen by their help: they were neither learnt from nor looked at while the head was fitted.",
-        "",
-        *_all_metrics(training.head.levels, "###"),
+        *_metrics(training.head.levels, "###"),
         "## Limits",
-        "",
-        *(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[plan.frames])),
+        "\n".join(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[plan.frames])),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics]) -> str:
     """What was evaluated, and its metrics."""
     models = " and ".join(f"{cell(model.name)} ({model.arithmetic})" for model in plan.models)
-    lines = [
+    paragraphs = [
         f"# Evaluation of {cell(plan.head.name if plan.head else '')}",
-        "",
         f"Models: {models}. Chunks of {chunks_in_words(plan.chunk_length)}, their {FRAMES_IN_WORDS[plan.frames]}. "
         f"Input: {', '.join(cell(file.name) for file in plan.inputs)}.",
-        "",
         f"Head: {code(plan.head.fingerprint if plan.head else '')}",
-        "",
-        *_all_metrics(levels, "##"),
+        *_metrics(levels, "##"),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def scores_in_words(levels: Mapping[str, Metrics]) -> list[str]:
@@ -125,7 +111,7 @@ def _command(training: Training) -> str:
     return f"    virnuc predict contigs.fa --out run {models} {chunks} --head {Path(training.run.out).name}"
 
 
-def _models(plan: RunPlan) -> list[str]:
+def _models(plan: RunPlan) -> str:
     rows = [
         (
             model_name(model),
@@ -139,28 +125,26 @@ def _models(plan: RunPlan) -> list[str]:
     return table(("model", "dimensions", "layer", "arithmetic", "weights (SHA-256)"), rows)
 
 
-def _data(training: Training) -> list[str]:
+def _data(training: Training) -> Iterator[str]:
     files = [(cell(file.name), size(file.size), code(file.sha256)) for file in training.labelled.files]
-    lines = [*table(("file", "size", "SHA-256"), files), ""]
+    yield table(("file", "size", "SHA-256"), files)
     genbank = training.labelled.genbank
     if genbank.records:
-        lines += [
+        yield (
             f"GenBank: {genbank.records:,} records; {genbank.left_out:,} left out, whose lineage does not say what "
-            f"they are; {genbank.prophages:,} prophages cut out of cellular records.",
-            "",
-        ]
+            f"they are; {genbank.prophages:,} prophages cut out of cellular records."
+        )
     rows = []
     for class_name in dict.fromkeys(one.class_name for one in training.split.counts):
         own = {one.part: one for one in training.split.counts if one.class_name == class_name}
         records = [f"{own[part].records:,} ({own[part].groups:,})" for part in PARTS]
         rows.append((cell(class_name), *records, *(f"{own[part].frames:,}" for part in PARTS)))
     columns = [f"{what}: {part}" for what in ("records (groups)", "frames") for part in PARTS]
-    lines += table(("class", *columns), rows)
-    lines += ["", "Records of which nothing is embedded are not counted."]
-    return lines
+    yield table(("class", *columns), rows)
+    yield "Records of which nothing is embedded are not counted."
 
 
-def _training(training: Training) -> list[str]:
+def _settings(training: Training) -> str:
     settings, trained = asdict(training.settings), training.head.trained
     rows = [
         (name.replace("_", " "), f"{value:g}")
@@ -173,26 +157,22 @@ def _training(training: Training) -> list[str]:
     if trained.contig_temperature is not None:
         intercept, slope = trained.contig_temperature
         rows.append(("temperature of contigs", f"{intercept:.4f} + {slope:.4f} log(scored chunks)"))
-    return [*table(("setting", "value"), rows), "", f"{_ARCHITECTURE[training.run.plan.frames]} {_FITTED}"]
+    return table(("setting", "value"), rows)
 
 
-def _all_metrics(levels: Mapping[str, Metrics], heading: str) -> list[str]:
+def _metrics(levels: Mapping[str, Metrics], heading: str) -> Iterator[str]:
     scalars = [
         (name, *(number(attrgetter(key)(figures)) for figures in levels.values())) for name, key in _SCALARS
     ]
-    lines = [*table(("", *levels), scalars), ""]
+    yield table(("", *levels), scalars)
     for level, figures in levels.items():
-        lines += [f"{heading} By class: {level}", "", *_by_class(figures), ""]
-    return lines
-
-
-def _by_class(figures: Metrics) -> list[str]:
-    rows = [
-        (
-            cell(one.name),
-            *map(number, (one.count, one.scored, one.called_virus)),
-            f"{one.called_virus / one.scored:.1%}" if one.scored else "n/a",
-        )
-        for one in figures.by_class
-    ]
-    return table(("class", "all", "with a score", "called virus", "share"), rows)
+        yield f"{heading} By class: {level}"
+        rows = [
+            (
+                cell(one.name),
+                *map(number, (one.count, one.scored, one.called_virus)),
+                f"{one.called_virus / one.scored:.1%}" if one.scored else "n/a",
+            )
+            for one in figures.by_class
+        ]
+        yield table(("class", "all", "with a score", "called virus", "share"), rows)

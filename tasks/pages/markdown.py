@@ -33,10 +33,10 @@ def number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table with formatted cells; all columns but the first are right-aligned."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with formatted cells; all columns but the first are right-aligned."""
     rule = ["---", *["--:"] * (len(header) - 1)]
-    return [f"| {' | '.join(line)} |" for line in (header, rule, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows))
 
 
 def size(num_bytes: int) -> str:
