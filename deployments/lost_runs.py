@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from deployments.server import connect, virnuc_workers
-from tasks.server import read_all, server_time
+from flows import CPU_POOL, GPU_POOL, RUNS_POOL
+from tasks.server import connect, read_all, server_time
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.objects import FlowRun, Worker
 
-WINDOW_SECONDS: Final = 240.0  # eight heartbeats of a worker
 _WORKER: Final = "prefect.worker.name"
 
 _log = logging.getLogger(__name__)
@@ -37,8 +36,8 @@ def crash_runs_of(worker: str) -> None:
         _log.warning("%s: the server cannot be told which runs have ended with it (%r)", worker, error)
 
 
-def crash_lost_runs(stopping: Event, window: float = WINDOW_SECONDS, every: float = 60.0) -> None:
-    """Marks runs whose worker was not heard of for `window` seconds; looks every `every` seconds until `stopping`.
+def crash_lost_runs(stopping: Event, window: float = 240.0, every: float = 60.0) -> None:
+    """Marks runs whose worker was not heard of for `window` seconds, by default eight of its heartbeats; looks every `every` seconds until `stopping`.
 
     Only while the server has answered without a break for as long: after one, no worker was heard of.
     """
@@ -71,6 +70,13 @@ def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[
             state = client.read_flow_run(parent).state if parent else None
             if state is not None and state.is_final():
                 yield run, "The run that it was a part of has ended."
+
+
+def virnuc_workers(client: "SyncPrefectClient") -> "list[Worker]":
+    """Workers of virnuc's pools for processes; a server may not have these yet."""
+    own = (GPU_POOL, CPU_POOL, RUNS_POOL)
+    pools = [pool.name for pool in client.read_work_pools() if pool.name in own and pool.type == "process"]
+    return [worker for pool in pools for worker in read_all(client.read_workers_for_work_pool, pool)]
 
 
 def _begun_runs(client: "SyncPrefectClient") -> "list[FlowRun]":

@@ -17,9 +17,8 @@ from typing import Final
 
 from deployments.lost_runs import crash_lost_runs, crash_runs_of
 from deployments.processes import end_program, interruptible, only_one
-from deployments.server import missing_pools, server_failure
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
-from tasks.server import server_url
+from tasks.server import connect, server_failure, server_url
 from virnuc_core import env_config
 from virnuc_core.device_record import MAX_FAILURES, count_failures
 from virnuc_core.env_config import available_threads, child_environment, env, home_folder, value_of
@@ -89,7 +88,9 @@ def work(choice: WorkerChoice) -> None:
             _log.warning("the Prefect server at %s does not answer (%s); waiting for it", url, failure)
             while server_failure() is not None:
                 time.sleep(1)
-        if missing := missing_pools():
+        with connect() as client:
+            pools = {pool.name for pool in client.read_work_pools() if pool.type == "process"}
+        if missing := [name for name in (GPU_POOL, CPU_POOL, RUNS_POOL) if name not in pools]:
             raise UsageError(
                 f"the Prefect server at {url} has no work pool {' and no '.join(missing)} for processes: make them with "
                 "`virnuc server deploy`, or in a cluster start `prefect worker start --type kubernetes`."

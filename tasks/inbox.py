@@ -27,10 +27,6 @@ from virnuc_core.settings import RunConfig
 
 FileStatus = Literal["failed", "rejected", "skipped", "waiting", "done", "kept"]
 STATUSES: Final[tuple[FileStatus, ...]] = get_args(FileStatus)  # most urgent first
-# An inbox holds other files too; the reader itself goes by content.
-SUFFIXES: Final = frozenset({".fa", ".fasta", ".fas", ".fna", ".ffn", ".fsa", ".fq", ".fastq"})
-COMPRESSIONS: Final = frozenset({".gz", ".bgz", ".zst", ".xz", ".bz2"})
-MAX_ROWS: Final = 1000  # of a page
 
 _log = logging.getLogger(__name__)
 
@@ -116,10 +112,11 @@ class FileOutcome:
 
 def sample_name(path: Path) -> str | None:
     """The name of a sequence file without its format suffixes; None for other files."""
-    stem = Path(path.stem) if path.suffix.lower() in COMPRESSIONS else path
-    if path.name.startswith(".") or stem.suffix.lower() not in SUFFIXES:
-        return None
-    return stem.stem
+    is_compressed = path.suffix.lower() in (".gz", ".bgz", ".zst", ".xz", ".bz2")
+    stem = Path(path.stem) if is_compressed else path
+    # An inbox holds other files too; the reader itself goes by content.
+    suffixes = (".fa", ".fasta", ".fas", ".fna", ".ffn", ".fsa", ".fq", ".fastq")
+    return stem.stem if stem.suffix.lower() in suffixes and not path.name.startswith(".") else None
 
 
 def settings_digest(config: RunConfig) -> str:
@@ -330,9 +327,9 @@ class NightlyReport:
         amounts = "{contigs:,} contigs called, {contigs_virus:,} of them virus, in {run_seconds:,} s of runs"
         lines = [f"# {self.summary}", "", f"- inbox: {code(self.inbox)}", f"- results: {code(self.out)}"]
         lines.append(f"- {amounts.format(**self.metrics)}")
-        if len(self.outcomes) > MAX_ROWS:
-            lines.append(f"- the first {MAX_ROWS} of them are shown")
-        show_table("virnuc-night", self.rows[:MAX_ROWS], "\n".join(lines))
+        if len(self.outcomes) > 1000:
+            lines.append("- the first 1,000 of them are shown")
+        show_table("virnuc-night", self.rows[:1000], "\n".join(lines))
 
     def _with_status(self, *statuses: FileStatus) -> list[FileOutcome]:
         return [outcome for status in statuses for outcome in self.outcomes if outcome.status == status]

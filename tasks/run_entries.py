@@ -15,7 +15,6 @@ from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import parse_object
 from virnuc_core.run_folder import EVALUATED_RUN, EVALUATION_FILES, RunFolder, run_folder_of
 
-_ID: Final = re.compile(r"[0-9a-f-]{8,64}")
 _PARAMS: Final = (
     *("kind", "input_digest", "plan_fingerprint", "chunk_length", "min_length", "frames", "threshold", "fdr"),
     *("embeddings", "virnuc_version"),
@@ -28,8 +27,6 @@ _RUN_FILES: Final = (
     *("predictions.tsv", "contigs.tsv", "regions.tsv", "rejected.tsv"),
     *("report.html", "run.json"),
 )
-_PLOTS: Final = ("roc.png", "reliability.png")
-_TRAINING_FILES: Final = tuple(f"training/{name}" for name in ("records.tsv", "figures.json", *_PLOTS))
 
 Value = str | int | float | bool | None
 Row = Mapping[str, Value]
@@ -110,7 +107,7 @@ def _raising_damaged(report: Path) -> Iterator[None]:
 def _entry_of(root: Path, document: Mapping[str, Any]) -> Entry:
     is_flow = document["run_as"] == "flow"
     run_id, lanes = document["id"], document["lanes"]
-    if not _ID.fullmatch(run_id):
+    if not re.fullmatch(r"[0-9a-f-]{8,64}", run_id):
         raise ValueError("id")
     names = [file["name"] for file in document["inputs"]]
     links = {name.replace("_", ".", 1): str(text) for name, text in document["links"].items()}
@@ -192,7 +189,8 @@ def _with_training(entry: Entry, root: Path) -> Entry:
         return replace(entry, metrics=metrics)
     head = RunFolder(root.resolve()).embedded
     beside = _own_files(head.parent, [head.name, f"{head.stem}.md"])
-    return replace(entry, metrics=metrics, files=[*entry.files, *_own_files(root, _TRAINING_FILES), *beside])
+    names = [f"training/{name}" for name in ("records.tsv", "figures.json", "roc.png", "reliability.png")]
+    return replace(entry, metrics=metrics, files=[*entry.files, *_own_files(root, names), *beside])
 
 
 def _level_metrics(levels: Mapping[str, Mapping[str, Any]], prefix: str) -> list[Point]:

@@ -26,6 +26,19 @@ def server_url() -> str:
     return url
 
 
+def connect() -> "SyncPrefectClient":
+    """A client of the server."""
+    from prefect.client.orchestration import get_client
+
+    return get_client(sync_client=True)
+
+
+def server_failure() -> Exception | None:
+    """Why the server does not answer; None when it does."""
+    with connect() as client:
+        return client.api_healthcheck()
+
+
 def read_all(read: Callable[..., list[T]], *names: str, **filters: Any) -> list[T]:
     """All that a method of a client finds, page by page."""
     found: list[T] = []

@@ -33,12 +33,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 EXPERIMENT: Final = "virnuc"
-# Larger files stay in the run's folder only, whose path is a tag.
-MAX_ARTIFACT_BYTES: Final = 20_000_000
 _RUN_TAG: Final = "virnuc.run"
 _FLOW_RUN_TAG: Final = "prefect.flow_run_id"
-_MAX_DIGEST_LENGTH: Final = 36  # MLflow's
-_MAX_PARAM_LENGTH: Final = 500
 
 Status = Literal["FAILED", "KILLED"]
 
@@ -148,20 +144,18 @@ def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
     begin, end = int(entry.started * 1000), int(entry.finished * 1000)
     run = found[0] if found else client.create_run(experiment, begin, tags, entry.name)
     run_id = run.info.run_id
-    params = {
-        name: str(value)[:_MAX_PARAM_LENGTH] for name, value in entry.params.items() if value is not None
-    }
+    params = {name: str(value)[:500] for name, value in entry.params.items() if value not in (None, "")}
     client.log_batch(
         run_id,
         metrics=[Metric(name, value, end, step) for name, value, step in entry.metrics],
-        params=[Param(*param) for param in params.items() if param[1]],
+        params=[Param(*param) for param in params.items()],
         tags=[RunTag(*tag) for tag in tags.items()] if found else [],
     )
     context = [InputTag("mlflow.data.context", "input")]
     datasets = [
         Dataset(
             name=file["name"],
-            digest=file["sha256"][:_MAX_DIGEST_LENGTH],
+            digest=file["sha256"][:36],  # no more fits into its database
             source_type="local",
             source=json.dumps({"uri": file["name"]}),
             profile=json.dumps({"bytes": file["size"], "sha256": file["sha256"]}),
@@ -170,7 +164,7 @@ def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
     ]
     client.log_inputs(run_id, [DatasetInput(dataset, context) for dataset in datasets])
     for path in entry.files:
-        if path.stat().st_size <= MAX_ARTIFACT_BYTES:
+        if path.stat().st_size <= 20_000_000:  # larger ones stay in the run's folder, whose path is a tag
             client.log_artifact(run_id, str(path))
     for name, rows in (entry.tables or {}).items():
         client.log_text(run_id, _tsv(rows), f"{name}.tsv")

@@ -1,4 +1,4 @@
-"""Progress and reports from the journals of lanes in a pool."""
+"""Progress from the events of lanes."""
 
 import socket
 
