@@ -1,7 +1,7 @@
 """The four flows that somebody asks for: predict, embed, train and evaluate."""
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from prefect import Flow, flow
 from prefect.flows import FlowStateHook
@@ -10,6 +10,7 @@ from flows import runs
 from flows.recording import end_mlflow_runs, run_name
 from tasks.artifacts import begin_flow
 from tasks.heads import HeadReport
+from tasks.stages import P, R
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import (
     EMBED_DEFAULTS,
@@ -25,9 +26,6 @@ from virnuc_core.settings import (
     TrainSettings,
 )
 from virnuc_core.training.labels import LabelledFiles
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def run_flow(name: str, name_of_run: Callable[[], str] = run_name) -> Callable[[Callable[P, R]], Flow[P, R]]:

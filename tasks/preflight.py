@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from prefect.client.orchestration import get_client
 from prefect.runtime import deployment
@@ -15,8 +14,6 @@ from virnuc_core.device_record import MAX_FAILURES, settle_failures
 from virnuc_core.doctor.preflight import host_fault, version_fault
 from virnuc_core.env_config import child_environment, env
 from virnuc_core.errors import HostError
-
-_CHECK_SECONDS: Final = 180.0  # the first import of torch from a network file system takes a minute
 
 
 def find_fault(require_folder: Callable[[], None], device: str) -> str | None:
@@ -55,9 +52,9 @@ def device_fault(record: Path | None, device: str) -> str | None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_CHECK_SECONDS,
+            timeout=180,  # the first import of torch from a network file system takes a minute
         )
-    except subprocess.TimeoutExpired:
-        return f"the GPU does not answer within {_CHECK_SECONDS:.0f} s"
+    except subprocess.TimeoutExpired as error:
+        return f"the GPU does not answer within {error.timeout:.0f} s"
     lines = done.stderr.strip().splitlines() or [f"the check of the GPU ended with {done.returncode}"]
     return lines[-1] if done.returncode else None

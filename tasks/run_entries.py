@@ -23,10 +23,7 @@ _MODEL_PARAMS: Final = (
     *("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compiled"),
     "token_budget",
 )
-_RUN_FILES: Final = (
-    *("predictions.tsv", "contigs.tsv", "regions.tsv", "rejected.tsv"),
-    *("report.html", "run.json"),
-)
+
 
 Value = str | int | float | bool | None
 Row = Mapping[str, Value]
@@ -114,6 +111,7 @@ def _entry_of(root: Path, document: Mapping[str, Any]) -> Entry:
     labels = {f"virnuc.{name}": str(text) for name, text in document["labels"].items() if text}
     prefect = {name: text for name, text in links.items() if name.startswith("prefect.")}
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    tables = [f"{name}.tsv" for name in ("predictions", "contigs", "regions", "rejected")]
     return Entry(
         id=run_id,
         name=prefect.get("prefect.flow_run_name") or f"{document['kind']} {names[0] if names else ''}{more}",
@@ -124,7 +122,7 @@ def _entry_of(root: Path, document: Mapping[str, Any]) -> Entry:
         tags={"virnuc.out": str(root.resolve()), **labels, **prefect},
         inputs=document["inputs"],
         note="\n".join(f"- {line}" for line in str(document["summary"]).splitlines()),
-        files=_own_files(root, _RUN_FILES) if is_flow else (),
+        files=_own_files(root, [*tables, "report.html", "run.json"]) if is_flow else (),
         tables={"lanes": lanes} if is_flow and lanes else None,
     )
 

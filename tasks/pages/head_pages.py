@@ -50,11 +50,6 @@ _ARCHITECTURE: Final[dict[FrameRule, str]] = {
     "longest": "A code of 64 numbers for each stretch; scores of a chunk from the codes of its stretches, and of a contig "
     "from its chunks in their order, by convolutions and attention. Fitted to contigs of 1 to 24 chunks.",
 }
-_FITTED: Final = (
-    "Viral and other records are drawn equally often, groups of related records less often than their size says. The weights "
-    "are those of the round with the smallest loss on the validation records; the temperature, fitted to these, is part of the "
-    "head and changes no call of a frame or a chunk."
-)
 
 
 def head_card(training: Training) -> str:
@@ -72,7 +67,9 @@ def head_card(training: Training) -> str:
         *_data(training),
         "## Training",
         _settings(training),
-        f"{_ARCHITECTURE[plan.frames]} {_FITTED}",
+        f"{_ARCHITECTURE[plan.frames]} Viral and other records are drawn equally often, groups of related records less often "
+        "than their size says. The weights are those of the round with the smallest loss on the validation records; the "
+        "temperature, fitted to these, is part of the head and changes no call of a frame or a chunk.",
         "## Metrics on the test records",
         "Nothing was chosen by their help: they were neither learnt from nor looked at while the head was fitted.",
         *_metrics(training.head.levels, "###"),
