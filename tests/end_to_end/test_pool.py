@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,12 +20,9 @@ from uuid import UUID
 import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
-from prefect.deployments.runner import EntrypointType
-from prefect.exceptions import ObjectAlreadyExists
 from prefect.flow_engine import run_flow
 from prefect.runtime import flow_run
 from prefect.server.api.server import SubprocessASGIServer
@@ -37,6 +34,7 @@ from prefect.settings import (
 )
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running
 
+from deployments.deploy import deploy
 from deployments.processes import interruptible
 from flows import lanes, pool
 from flows.lanes import HELD, embed_lane, journal_name, lane_kind, plan_run
@@ -71,16 +69,7 @@ A_SHARD_A_LANE = 1e-9  # minutes
 
 @pytest.fixture(scope="module", autouse=True)
 def deployed(prefect_server: None) -> None:
-    with get_client(sync_client=True) as client:
-        for name in pool.WORK_POOLS.values():
-            with suppress(ObjectAlreadyExists):  # made by other tests of this session
-                client.create_work_pool(WorkPoolCreate(name=name, type="process"))
-    for each in (embed_lane, plan_run):
-        for kind in ("gpu", "cpu"):
-            how = each.to_deployment(
-                kind, work_pool_name=f"virnuc-{kind}", entrypoint_type=EntrypointType.MODULE_PATH
-            )
-            how.apply()
+    deploy()
 
 
 @pytest.fixture(autouse=True)
