@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from virnuc_core.files import atomic_path
 from virnuc_core.inference.events import LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail
-from virnuc_core.results.report.reading import BINS, histogram, iter_batches
 from virnuc_core.results.run_json import speeds
 from virnuc_core.run_folder import RunFolder
 
@@ -59,9 +59,11 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
 def run_figures(folder: RunFolder) -> "Iterator[tuple[str, Figure]]":
     """Figures of a finished run, by name."""
     if folder.chunks_parquet.exists():
-        counts = np.zeros(BINS, np.int64)
-        for batch in iter_batches(folder.chunks_parquet, ["virus_score"]):
-            counts += histogram(batch["virus_score"].drop_null().to_numpy())
+        edges = np.linspace(0.0, 1.0, 51)
+        counts = np.zeros(len(edges) - 1, np.int64)
+        with pq.ParquetFile(folder.chunks_parquet) as chunks:
+            for batch in chunks.iter_batches(columns=["virus_score"]):
+                counts += np.histogram(batch["virus_score"].drop_null().to_numpy(), edges)[0]
         yield "virus_score", score_figure(counts.tolist())
     journals = [
         path for path in sorted(folder.lanes.glob("lane-*.jsonl")) if path.is_file() and not path.is_symlink()
