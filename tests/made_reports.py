@@ -82,7 +82,7 @@ def many_contigs(number: int, chunks: int = 5) -> list[MadeContig]:
 
 def sequence_of(row: int) -> bytes:
     """Bases of a contig, with 25, 50 or 75% G and C; every tenth contig is a gap."""
-    return (b"AGTT", b"ACGT", b"AGCC")[row % 3] + b"N" * row if row % 10 else b"NNNN"
+    return (b"AGTT", b"ACGT", b"AGCC")[row % 3] + b"N" * (row % 7) if row % 10 else b"NNNN"
 
 
 def write_run(

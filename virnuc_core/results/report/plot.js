@@ -1,6 +1,6 @@
 // Scatter plots of all contigs in the report.
 
-const PLOT = { width: 560, height: 300, left: 40, right: 22, top: 10, bottom: 40 };
+const PLOT = { width: 560, height: 300, left: 40, right: 22, top: 10, bottom: 48 };
 
 function scorePlots() {
   // One path for each class, the largest below; without classes, for each call.
@@ -31,7 +31,7 @@ function scatter(title, label, groups, valueOf, low, high, ticks) {
   [0, 0.5, 1].forEach((tick) => image.append(line("grid", left, y(tick), width - right, y(tick)),
     s("text", { x: left - 8, y: y(tick) + 4, "text-anchor": "end", text: tick })));
   ticks.forEach(([value, text]) => image.append(line("grid", x(value), height - bottom, x(value), height - bottom + 4),
-    s("text", { x: x(value), y: height - bottom + 18, "text-anchor": "middle", text })));
+    s("text", { x: x(value), y: height - bottom + 20, "text-anchor": "middle", text })));
   groups.forEach(({ name, rows }) => {
     // Points that would be drawn over each other are drawn once.
     const points = new Set(rows.filter((row) => valueOf(row) !== null).map((row) => `M${x(valueOf(row)).toFixed(0)} ${y(contigs.virus_score[row]).toFixed(0)}h0`));

@@ -45,10 +45,10 @@ function trackImage(track, { from, to }, width) {
   bars(track, from, to, (width - left - right) / MIN_BAR).forEach(({ begin, end, mean, text }) => image.append(
     s("rect", { class: mean >= BALANCED ? "viral" : "other", x: x(begin), width: Math.max(1, x(end) - x(begin) - 0.6),
       y: Math.min(y(mean), y(BALANCED)), height: Math.abs(y(mean) - y(BALANCED)) + 0.5 }, s("title", { text }))));
-  const ticks = Math.max(2, Math.floor(width / 160));
-  for (let i = 0; i <= ticks; i += 1) {
-    const at = from + (i / ticks) * (to - from);
-    image.append(s("text", { x: x(at), y: top + plot + 18, "text-anchor": i === 0 ? "start" : i === ticks ? "end" : "middle", text: `${(at / 1e3).toFixed(1)} kb` }));
+  const rough = (to - from) / Math.max(2, width / 130), power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
+    image.append(s("text", { x: x(at), y: top + plot + 18, "text-anchor": x(at) > width - 40 ? "end" : "middle", text: `${count(at / 1e3)} kb` }));
   }
   return image;
 }
