@@ -111,7 +111,7 @@ def _entry_of(root: Path, document: Mapping[str, Any]) -> Entry:
     labels = {f"virnuc.{name}": str(text) for name, text in document["labels"].items() if text}
     prefect = {name: text for name, text in links.items() if name.startswith("prefect.")}
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    tables = [f"{name}.tsv" for name in ("predictions", "contigs", "regions", "rejected")]
+    tables = [f"{name}.tsv" for name in ("virus_summary", "contigs", "chunks", "rejected")]
     return Entry(
         id=run_id,
         name=prefect.get("prefect.flow_run_name") or f"{document['kind']} {names[0] if names else ''}{more}",

@@ -13,81 +13,77 @@ from virnuc_core.results.fdr import SampleCalls
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
-from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import TableCounts, contig_schema, prediction_schema
+from virnuc_core.results.sample import SampleCalls
+from virnuc_core.results.tables import CHUNK_SCHEMA, CONTIG_SCHEMA, TableCounts
+from virnuc_core.results.virus_files import SUMMARY_SCHEMA
 from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
-from virnuc_core.specs import FRAME_KINDS, ChunkRule, FrameRule
+from virnuc_core.specs import FrameRule
 
 CHUNK_LENGTH = 500
-CLASS_OF_CALL = {"virus": "prokaryotic virus", "other": "bacterium", "unscored": None}
+SAMPLE = SampleCalls(share=0.125, threshold=0.93, expected_false=1.5, expected_fdr=0.25)
+CLASS_OF_CALL = {
+    "virus": "prokaryotic virus",
+    "provirus": "bacterium",
+    "nonviral": "bacterium",
+    "unscored": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeContig:
-    """A contig by the scores of its chunks, None for one without a score; regions are (start, end).
-
-    The class of a contig is of runs over the longest stretches.
-    """
+    """A contig by the scores of its chunks, None for one without a score; proviruses are (start, end)."""
 
     name: str
-    p_virus: tuple[float | None, ...]
-    regions: tuple[tuple[int, int], ...] = ()
-    tier: str = "likely"
+    scores: tuple[float | None, ...]
+    proviruses: tuple[tuple[int, int], ...] = ()
+    confidence: str = "likely"
     length: int | None = None
 
     @property
     def bases(self) -> int:
-        return CHUNK_LENGTH * len(self.p_virus) if self.length is None else self.length
+        return CHUNK_LENGTH * len(self.scores) if self.length is None else self.length
 
     @property
     def scored(self) -> list[float]:
-        return [p for p in self.p_virus if p is not None]
+        return [score for score in self.scores if score is not None]
+
+    @property
+    def score(self) -> float | None:
+        return round(sum(self.scored) / len(self.scored), 6) if self.scored else None
 
     @property
     def call(self) -> str:
-        if not self.scored:
-            return "unscored"
-        return "virus" if sum(self.scored) / len(self.scored) >= 0.5 else "other"
+        if self.score is None or self.proviruses:
+            return "provirus" if self.proviruses else "unscored"
+        return "virus" if self.score >= 0.5 else "nonviral"
 
 
-def slow_lines(table: pa.Table, threshold: float) -> str:
-    """A table as text, cell by cell: numbers on their own side of the threshold, nulls as NA."""
-
-    def cell(value: object) -> str:
-        if not isinstance(value, float):
-            return "NA" if value is None else str(value)
-        text = f"{value:.6f}"
-        if abs(value - threshold) < 1e-6 and (float(text) >= threshold) != (value >= threshold):
-            return f"{float(text) + (1e-6 if value >= threshold else -1e-6):.6f}"
-        return text
-
-    rows = [table.schema.names, *(map(cell, row.values()) for row in table.to_pylist())]
-    return "".join("\t".join(row) + "\n" for row in rows)
-
-
-def island(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> MadeContig:
-    """A contig with a viral part: chunks begin to end - 1; each third chunk has no stop-free frame."""
-    inside = [begin <= i < end for i in range(chunks)]
-    p_virus = tuple(None if i % 3 == 2 else 0.9 if inside[i] else 0.1 for i in range(chunks))
-    region = (begin * CHUNK_LENGTH + 1, end * CHUNK_LENGTH)
-    return MadeContig(name=name, p_virus=p_virus, regions=(region,))
+def lysogen(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> MadeContig:
+    """A contig whose chunks begin to end - 1 are a provirus; each third chunk has no score."""
+    scores = tuple(None if i % 3 == 2 else 0.9 if begin <= i < end else 0.1 for i in range(chunks))
+    return MadeContig(name=name, scores=scores, proviruses=((begin * CHUNK_LENGTH + 1, end * CHUNK_LENGTH),))
 
 
 def many_contigs(number: int, chunks: int = 5) -> list[MadeContig]:
-    """Contigs of random scores; each seventh has no stop-free frame."""
+    """Contigs of random scores; each seventh has none."""
     generator = random.Random(1)
     return [
         MadeContig(
             name=f"contig_{i}",
-            p_virus=tuple(generator.random() if i % 7 else None for _ in range(chunks)),
-            tier=generator.choice(["confident", "likely", "unsure"]),
+            scores=tuple(generator.random() if i % 7 else None for _ in range(chunks)),
+            confidence=generator.choice(["confident", "likely", "unsure"]),
             length=CHUNK_LENGTH * chunks - i % CHUNK_LENGTH,
         )
         for i in range(number)
     ]
+
+
+def sequence_of(row: int) -> bytes:
+    """Bases of a contig, with 25, 50 or 75% G and C; every tenth contig is a gap."""
+    return (b"AGTT", b"ACGT", b"AGCC")[row % 3] + b"N" * (row % 7) if row % 10 else b"NNNN"
 
 
 def write_run(
@@ -96,28 +92,28 @@ def write_run(
     *,
     rejected: Iterable[tuple[str, ...]] = (),
     links: dict[str, str] | None = None,
-    frames: FrameRule = "open",
-    sample: SampleCalls | None = None,
-    chunk_length: ChunkRule = CHUNK_LENGTH,
+    frames: FrameRule = "longest",
 ) -> tuple[RunFolder, dict[str, Any]]:
-    """Writes the tables; gives the folder and the content of its run.json."""
+    """Writes the tables; gives the folder and the content of its run.json.
+
+    Only the longest frames have heads that tell classes, novelty and the share of viruses.
+    """
     folder = RunFolder(root)
     rejected = list(rejected)
-    of_chunks = _chunk_rows(contigs, frames, chunk_length)
     for path, schema, rows in (
-        (folder.contigs, contig_schema(frames), _contig_rows(contigs, frames)),
-        (folder.predictions, prediction_schema(frames), of_chunks),
-        (folder.regions, REGION_SCHEMA, _region_rows(contigs)),
+        (folder.contigs, CONTIG_SCHEMA, [_contig_row(contig, frames) for contig in contigs]),
+        (folder.chunks, CHUNK_SCHEMA, _chunk_rows(contigs)),
+        (folder.summary, SUMMARY_SCHEMA, _summary_rows(contigs)),
     ):
         table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-        pq.write_table(table, path.with_suffix(".parquet"))
-        path.write_bytes(header_line(schema.names) + table_lines(table, 0.5))
+        pq.write_table(table, path.with_suffix(".parquet"), row_group_size=1000)
+        path.write_bytes(header_line(schema.names) + table_lines(table))
     lines = ["record\tid\tfile\tlength\treason", *map("\t".join, rejected)]
     folder.rejected.write_text("".join(f"{line}\n" for line in lines))
     run = RunReport(
-        plan=replace(PLAN, chunk_length=chunk_length, frames=frames),
+        plan=replace(PLAN, chunk_length=CHUNK_LENGTH, frames=frames),
         out=str(root),
-        counts=replace(_counts(contigs, len(rejected)), sample=sample),
+        counts=_counts(contigs, len(rejected), SAMPLE if frames == "longest" else None),
         work=counters(20),
         lanes=[report()],
         seconds={"index": 1.0, "embed": 12.0},
@@ -126,49 +122,47 @@ def write_run(
     return folder, {**run.document, "finished": "2026-01-02T03:04:05+00:00"}
 
 
-def _counts(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
+def _counts(contigs: Sequence[MadeContig], rejected: int, sample: SampleCalls | None) -> TableCounts:
     calls = [contig.call for contig in contigs]
-    scores = [p for contig in contigs for p in contig.scored]
+    scored = sum(len(contig.scored) for contig in contigs)
     return TableCounts(
         records=len(contigs),
         rejected=rejected,
-        chunks=sum(len(contig.p_virus) for contig in contigs),
-        scored_chunks=len(scores),
-        viral_chunks=sum(p >= 0.5 for p in scores),
-        frames=len(scores),
+        chunks=sum(len(contig.scores) for contig in contigs),
+        scored_chunks=scored,
+        frames=scored,
+        short_contigs=0,
         contigs_virus=calls.count("virus"),
-        contigs_other=calls.count("other"),
+        contigs_provirus=calls.count("provirus"),
+        contigs_nonviral=calls.count("nonviral"),
         contigs_unscored=calls.count("unscored"),
+        proviruses=sum(len(contig.proviruses) for contig in contigs),
+        sample=sample,
     )
 
 
-def _contig_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[tuple[object, ...]]:
-    """Of the longest stretches, the score of a contig is the mean of its chunks, too."""
-    for number, contig in enumerate(contigs, 1):
-        scored, viral = contig.scored, sum(p >= 0.5 for p in contig.scored)
-        share, mean_p = (viral / len(scored), sum(scored) / len(scored)) if scored else (None, None)
-        tier = contig.tier if scored else None
-        counted = (contig.bases, len(contig.p_virus), len(scored), viral)
-        row = (contig.name, number, *counted, share, mean_p, contig.call, tier)
-        of_contig = (mean_p, CLASS_OF_CALL[contig.call], 0.25 if scored else None)
-        yield row if frames == "open" else (*row, *of_contig)
+def _contig_row(contig: MadeContig, frames: FrameRule) -> tuple[object, ...]:
+    is_scored, has_class = contig.score is not None, frames == "longest"
+    confidence = contig.confidence if is_scored else None
+    known = (CLASS_OF_CALL[contig.call], 0.25 if is_scored else None) if has_class else (None, None)
+    counted = (contig.bases, len(contig.scores), len(contig.scored))
+    return (contig.name, *counted, contig.score, contig.call, confidence, *known)
 
 
-def _chunk_rows(
-    contigs: Sequence[MadeContig], frames: FrameRule, chunk_length: ChunkRule
-) -> Iterator[tuple[object, ...]]:
+def _chunk_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
     for contig in contigs:
-        chunks = chunk_table(np.array([contig.bases]), chunk_length)
-        for i, p in enumerate(contig.p_virus):
+        chunks = chunk_table(np.array([contig.bases]), CHUNK_LENGTH)
+        for i, score in enumerate(contig.scores):
             where = (contig.name, i + 1, int(chunks.start[i]) + 1, int(chunks.end[i]))
-            call = "unscored" if p is None else "virus" if p >= 0.5 else "other"
-            status = FRAME_KINDS[frames].missing if p is None else "scored"
-            row = (*where, None if p is None else "F1", p, call, status)
-            yield row if frames == "open" else (*row, CLASS_OF_CALL[call])
+            found = (None, None, "no_open_frame") if score is None else ("F1", score, "scored")
+            yield (*where, *found)
 
 
-def _region_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
+def _summary_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
     for contig in contigs:
-        for start, end in contig.regions:
-            length = end - start + 1
-            yield (contig.name, start, end, length, length // CHUNK_LENGTH, 12.5, 0.9, "confident")
+        kind = (CLASS_OF_CALL["virus"], contig.confidence)
+        if contig.call == "virus":
+            yield (contig.name, contig.bases, "linear", None, contig.score, 0.05, *kind)
+        for start, end in contig.proviruses:
+            name = f"{contig.name}|provirus_{start}_{end}"
+            yield (name, end - start + 1, "provirus", f"{start}-{end}", 0.97, 0.02, *kind)

@@ -11,9 +11,8 @@ pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.made_browser import chromium
-from tests.made_reports import MadeContig, island, many_contigs, write_run
+from tests.made_reports import MadeContig, lysogen, many_contigs, sequence_of, write_run
 from virnuc_core.results.report.page import write_report_page
-from virnuc_core.specs import CHUNKS_BY_RECORD
 
 HOSTILE = (
     "</script><script>window.hacked=1</script>",
@@ -37,15 +36,9 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
     complaints: list[str] = []
     requests: list[str] = []
 
-    def open_report(
-        contigs: Sequence[MadeContig],
-        *,
-        notes: Sequence[str] = (),
-        **made: Any,
-    ) -> Page:
+    def open_report(contigs: Sequence[MadeContig], **made: Any) -> Page:
         folder, document = write_run(tmp_path, contigs, **made)
-        document["notes"] = [*document["notes"], *notes]
-        write_report_page(folder, document)
+        write_report_page(folder, document, sequence_of)
         page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
         page.set_default_timeout(20_000)
         page.on("console", lambda message: complaints.append(message.text))
@@ -57,26 +50,15 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
 
     yield open_report
     assert complaints == []
-    assert requests == [(tmp_path / "report.html").as_uri()]
+    assert {url for url in requests if not url.startswith("blob:")} == {(tmp_path / "report.html").as_uri()}
     for context in browser.contexts:
         context.close()
 
 
 def rows(page: Page) -> list[str]:
     """Names in the rows in the document, from the top."""
-    names: list[str] = page.eval_on_selector_all(".open", "all => all.map(one => one.textContent)")
+    names: list[str] = page.eval_on_selector_all("td .name", "all => all.map(one => one.textContent)")
     return names
-
-
-def row(page: Page, name: str) -> Locator:
-    return page.get_by_role("button", name=name, exact=True)
-
-
-def open_track(page: Page, name: str) -> Locator:
-    """Opens a contig's row and waits until its track is drawn."""
-    row(page, name).click()
-    expect(page.locator(".detail .track svg")).to_be_visible()
-    return page.locator(".detail .track")
 
 
 def column(page: Page, name: str) -> Locator:
@@ -87,43 +69,53 @@ def has_status(page: Page, text: str) -> None:
     expect(page.locator("#shown")).to_have_text(text)
 
 
-def test_says_what_was_found_with_what(show: Any) -> None:
-    rejected = [("4", "bad", "in.fa", "0", "empty sequence")]
-    links = {"mlflow_run_url": "https://mlflow.example/1", "other": "javascript:alert(1)"}
-    notes = ["The head was calibrated on made chunks.", "The models are small."]
-    page = show([island("prophage"), *many_contigs(3)], rejected=rejected, links=links, notes=notes)
-    text = page.inner_text("body")
-    assert page.inner_text("h1").endswith("1 other has a viral region; 1 has no score.")
-    facts = (
-        "in.fa",
-        "head_500.pth",
-        "1 record was not used",
-        "empty sequence",
-        "NVIDIA Made",
-        "2 January 2026",
-    )
-    for part in facts:
-        assert part in text, part
-    assert "calibrated on made chunks" in page.inner_text("#confidence")
-    assert "The models are small." in page.inner_text("#found")
-    assert "open reading frames" in page.inner_text("#facts")
-    assert "have no stop-free reading frame" in page.inner_text("#unscored")
-    assert page.eval_on_selector_all(
-        "a[href]", "all => all.map(a => a.href).filter(a => a.startsWith('http') || a.startsWith('java'))"
-    ) == ["https://mlflow.example/1"]
+def by_score(contig: MadeContig) -> float:
+    return -1.0 if contig.score is None else contig.score
+
+
+@pytest.mark.parametrize("width", [390, 820, 1440])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_table_comes_first_and_nothing_is_wider_than_the_page(width: int, theme: str, show: Any) -> None:
+    page = show([lysogen("host"), *many_contigs(30)], rejected=[("4", "bad", "in.fa", "0", "empty sequence")])
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=theme)
+    page.locator(".card summary").click()
+    page.locator("#details summary").click()
+    expect(page.locator(".track svg")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    table = page.locator(".scroller").bounding_box()
+    assert table["y"] < page.locator(".card").bounding_box()["y"]
+    assert page.locator("header a").all_inner_texts() == [
+        "virus_summary.tsv",
+        "virus.fa.gz",
+        "virus.bed",
+        "virus.gff3",
+        "contigs.tsv",
+    ]
+    for part in ("1 provirus in 31 contigs", "expected false positives: 1.5 (25.0%)", "1 sequence skipped"):
+        assert part in page.inner_text("header")
+    assert "NVIDIA Made" in page.inner_text("#details")
 
 
 def test_sorts_what_is_unknown_last(show: Any) -> None:
     made = many_contigs(40)
     page = show(made)
-    for direction in ("ascending", "descending"):
-        column(page, "Mean p_virus").get_by_role("button").click()
-        assert column(page, "Mean p_virus").get_attribute("aria-sort") == direction
-        assert sorted(rows(page)[-6:]) == sorted(c.name for c in made if not c.scored)
+    order = ["virus", "nonviral", "unscored"]
+    expected = sorted(made, key=lambda contig: (order.index(contig.call), -by_score(contig)))
+    assert rows(page) == [contig.name for contig in expected]
+    for direction in ("descending", "ascending"):
+        column(page, "Virus score").get_by_role("button").click()
+        assert column(page, "Virus score").get_attribute("aria-sort") == direction
+        assert rows(page)[-6:] == [contig.name for contig in made if not contig.scored]
+    heading = column(page, "Contig").get_by_role("button")
+    heading.click()
+    assert rows(page)[:3] == ["contig_0", "contig_1", "contig_2"]
+    heading.click()
+    assert rows(page)[0] == "contig_39"
 
 
-def test_filters_by_name_call_tier_and_length(show: Any) -> None:
-    made = [*many_contigs(60), island("prophage")]
+def test_filters_and_downloads_what_is_left(show: Any) -> None:
+    made = [*many_contigs(60), lysogen("prophage")]
     page = show(made)
 
     def leaves(is_left: Callable[[MadeContig], bool]) -> None:
@@ -133,133 +125,93 @@ def test_filters_by_name_call_tier_and_length(show: Any) -> None:
 
     page.fill("[name=text]", "CONTIG_1")
     leaves(lambda c: c.name.startswith("contig_1"))
-    page.fill("[name=text]", "phage")
-    leaves(lambda c: c.name == "prophage")
     page.click("text=Reset")
     has_status(page, "61 contigs")
-    page.uncheck("[name=call][value=other]")
-    page.uncheck("[name=call][value=unscored]")
+    page.select_option("[name=call]", label="virus")
     leaves(lambda c: c.call == "virus")
-    page.select_option("[name=tier]", label="confident")
-    leaves(lambda c: c.call == "virus" and c.tier == "confident")
+    page.select_option("[name=confidence]", label="confident")
+    leaves(lambda c: c.call == "virus" and c.confidence == "confident")
+    page.fill("[name=score]", "0.6")
+    leaves(lambda c: by_score(c) >= 0.6 and c.confidence == "confident")
+    with page.expect_download() as download:
+        page.click("#export")
+    assert download.value.suggested_filename == "contigs_filtered.tsv"
+    header, *lines = Path(download.value.path()).read_text().splitlines()
+    table = Path(page.url.removeprefix("file://")).with_name("contigs.tsv").read_text().splitlines()
+    assert header == table[0]
+    assert [line.partition("\t")[0] for line in lines] == rows(page)
+    assert set(lines) <= set(table)
     page.click("text=Reset")
+    has_status(page, "61 contigs")
+    page.select_option("[name=class]", label="bacterium")
     page.fill("[name=min]", "2490")
-    page.fill("[name=max]", "10000")
-    leaves(lambda c: 2490 <= c.bases <= 10_000)
-    page.click("text=Reset")
-    page.select_option("[name=part]", label="viral in part")
-    leaves(lambda c: c.name == "prophage")
+    leaves(lambda c: c.bases >= 2490 and c.call in ("nonviral", "provirus"))
     page.fill("[name=text]", "nothing")
     has_status(page, "0 of 61 contigs")
-    expect(page.locator(".nothing")).to_be_visible()
+    assert page.locator("#export").is_disabled()
 
 
-def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
-    prophage = MadeContig(
-        name="odd", p_virus=(0.9, None, 0.2, 0.81, *island("x").p_virus), regions=((1, 2000),), length=61_777
-    )
-    page = show([prophage, *many_contigs(2)])
-    track = open_track(page, "odd")
-    assert row(page, "odd").get_attribute("aria-expanded") == "true"
-    assert track.locator("svg .shade").count() == 1
-    assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
-    table = Path(page.url.removeprefix("file://")).with_name("predictions.tsv").read_text()
-    track.locator(".plot").focus()
-    for line in table.splitlines()[1:25]:
-        _, number, start, end, _, p_virus, _, status = line.split("\t")
-        page.keyboard.press("ArrowRight")
-        said = track.locator(".readout").inner_text()
-        value = "no score" if status != "scored" else f"p_virus {float(p_virus):.2f}"
-        assert said == f"chunk {number}, {int(start):,} – {int(end):,} bp: {value}"
-    track.locator(".region").click()
-    assert track.locator(".readout").inner_text().startswith("1 – ")
-    assert not track.locator(".readout").inner_text().endswith("61,777 bp")
-    track.get_by_role("button", name="Show the whole contig").click()
-    assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
-    row(page, "odd").click()
-    assert page.locator(".detail").count() == 0
+def test_a_provirus_has_a_card_with_the_scores_along_its_contig(show: Any) -> None:
+    page = show([MadeContig(name="plain", scores=(0.9,) * 5), lysogen("host", 40, 60, 120)])
+    assert page.locator(".card").count() == 1
+    assert page.locator(".card svg").count() == 0
+    page.get_by_role("link", name="host").click()
+    card = page.locator(".card")
+    expect(card.locator("svg .shade")).to_be_visible()
+    for part in ("20,001–30,000", "10.0 kb · score 0.970 · FDR 2.0% · likely"):
+        assert part in card.inner_text()
+    assert card.locator("svg rect.viral").count() == 13
+    assert card.locator("svg rect.other").count() == 67
+    title = card.locator("svg rect.viral title").first
+    assert title.text_content() == "20,001–20,500: 0.900"
+    card.get_by_role("button", name="Zoom in").click()
+    assert card.locator("svg rect.viral").count() == 13
+    assert card.locator("svg rect.other").count() == 14
+    card.get_by_role("button", name="Show the whole contig").click()
+    assert card.locator("svg rect.other").count() == 67
 
 
-def test_islands_are_drawn_when_they_come_into_sight(show: Any) -> None:
-    page = show([island(f"host_{i}", 40 - i, 60) for i in range(15)])
-    assert page.locator(".card").count() == 12
-    drawn = page.locator(".card svg").count()
-    assert drawn < 12
-    page.locator(".card").last.scroll_into_view_if_needed()
-    page.wait_for_selector(".card:last-child svg")
-    assert page.locator(".card svg").count() > drawn
+def test_a_class_has_the_same_colour_whatever_else_there_is(show: Any) -> None:
+    def colours(made: Sequence[MadeContig]) -> dict[str, str]:
+        page = show(made)
+        read = (
+            "all => all.map(one => [one.textContent, getComputedStyle(one.previousSibling).backgroundColor])"
+        )
+        return dict(page.eval_on_selector_all(".legend bdi", read))
+
+    many = colours([MadeContig(name="a", scores=(0.9,)), MadeContig(name="b", scores=(0.1,))])
+    alone = colours([MadeContig(name="b", scores=(0.1,))])
+    assert set(many) == {"prokaryotic virus", "bacterium"}
+    assert len(set(many.values())) == 2
+    assert alone == {"bacterium": many["bacterium"]}
+
+
+def test_without_classes_points_are_coloured_by_call(show: Any) -> None:
+    page = show([MadeContig(name="a", scores=(0.9,)), MadeContig(name="b", scores=(0.1,))], frames="open")
+    assert page.locator(".legend bdi").all_inner_texts() == ["virus", "nonviral"]
+    assert page.locator(".scatter").count() == 2
+    assert column(page, "Class").count() == 0
 
 
 def test_hostile_names_are_text(show: Any) -> None:
-    made = [MadeContig(name=name, p_virus=(0.9,) * 5, regions=((1, 2500),)) for name in HOSTILE]
+    made = [MadeContig(name=name, scores=(0.1,) * 5, proviruses=((1, 1000),)) for name in HOSTILE]
     rejected = [("9", name, name, "0", name) for name in HOSTILE]
     page = show(made, rejected=rejected, links={HOSTILE[0]: 'https://x.example/"><b>'})
     assert sorted(rows(page)) == sorted(HOSTILE)
-    page.locator(".open").first.click()
+    assert sorted(page.locator("summary .name").all_text_contents()) == sorted(HOSTILE)
+    page.locator(".card summary").first.click()
     assert page.evaluate("window.hacked === undefined")
-    assert page.evaluate("document.querySelectorAll('script, img, iframe, body b b').length") == 2
+    assert page.evaluate("document.querySelectorAll('script, img, iframe, dd b, h1 b').length") == 2
 
 
-def test_the_longest_stretches_are_named(show: Any) -> None:
-    made = MadeContig(name="mixed", p_virus=(0.9, 0.2, None))
-    other = MadeContig(name="other", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1), regions=((1, 500),))
-    page = show([made, other], frames="longest")
-    assert "longest stop-free stretches" in page.inner_text("#facts")
-    assert "1 of 8 chunks (13\u2009%) has no stop-free stretch of 10 codons" in page.inner_text("#unscored")
-    assert page.locator("td.c-predicted").all_inner_texts() == ["prokaryotic virus", "bacterium"]
-    assert [text.strip() for text in page.locator("td.c-p_virus").all_inner_texts()] == ["0.550", "0.160"]
-    classes = page.locator("#found table").inner_text()
-    assert "prokaryotic virus\t1\t1,500 bp" in classes
-    assert "bacterium\t1\t2,500 bp" in classes
-    assert "bacterium · 20\u2009% in regions · novelty 0.250" in page.inner_text("#regions .card")
-    row(page, "mixed").click()
-    detail = page.locator(".detail")
-    assert "4 chunks or more; this one has 3." in detail.inner_text()
-    assert "Novelty 0.250" in detail.inner_text()
-
-
-def test_chunks_of_records_cut_by_their_own_length_are_where_the_table_has_them(show: Any) -> None:
-    made = [
-        MadeContig(name=f"of_{length}", p_virus=(0.9,) * chunks, length=length)
-        for length, chunks in ((1999, 4), (4999, 5), (7000, 7), (9000, 9))
-    ]
-    page = show(made, frames="longest", chunk_length=CHUNKS_BY_RECORD)
-    assert "500 bp below 2,000 bp, 1,000 bp" in page.inner_text("#facts")
-    table = Path(page.url.removeprefix("file://")).with_name("predictions.tsv").read_text()
-    lines = [line.split("\t") for line in table.splitlines()[1:]]
-    for contig in made:
-        track = open_track(page, contig.name)
-        track.locator(".plot").focus()
-        for _, number, start, end, *_ in (line for line in lines if line[0] == contig.name):
-            page.keyboard.press("ArrowRight")
-            place = f"chunk {number}, {int(start):,} – {int(end):,} bp: "
-            assert track.locator(".readout").inner_text().startswith(place)
-        row(page, contig.name).click()
-
-
-def test_of_ten_thousand_contigs_the_first_rows_are_shown_and_keys_go_through_them(show: Any) -> None:
-    made = [*many_contigs(10_000, chunks=4), island("prophage")]
+def test_of_ten_thousand_contigs_the_first_rows_are_shown(show: Any) -> None:
+    made = [*many_contigs(10_000, chunks=4), lysogen("prophage")]
     page = show(made)
     has_status(page, "10,001 contigs")
-    scored = sorted((c for c in made if c.scored), key=lambda c: -sum(c.scored) / len(c.scored))
-    names = rows(page)
-    assert names == [contig.name for contig in scored[:250]]
-    rest = page.locator(".rest")
-    assert rest.inner_text().startswith("The first 250 of 10,001 rows.")
-    assert rest.locator("a").get_attribute("href") == "contigs.tsv"
-    row(page, names[0]).focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.ariaExpanded") == "true"
-    for key, position in (("PageDown", 13), ("ArrowUp", 12), ("End", -1), ("Home", 0)):
-        page.keyboard.press(key)
-        assert page.evaluate("document.activeElement.textContent") == names[position]
-    heading = column(page, "Contig").get_by_role("button")
-    heading.click()
-    assert rows(page)[:3] == ["contig_0", "contig_1", "contig_2"]
-    heading.click()
-    assert rows(page)[:2] == ["prophage", "contig_9999"]
+    viral = sorted((contig for contig in made if contig.call == "virus"), key=lambda c: -by_score(c))
+    assert rows(page) == [contig.name for contig in viral[:250]]
+    assert page.locator("#rest").inner_text().startswith("Showing 250 of 10,001 rows")
     page.fill("[name=text]", "prophage")
     has_status(page, "1 of 10,001 contigs")
     assert rows(page) == ["prophage"]
-    expect(rest).to_be_empty()
+    expect(page.locator("#rest")).to_be_empty()

@@ -18,6 +18,7 @@ from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import FRAME_KINDS, chunk_steps
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
@@ -204,7 +205,7 @@ def write_report(path: Path, report: RunReport) -> None:
     folder = RunFolder(path.parent)
     if report.counts:
         write_multiqc(folder, document)
-        write_report_page(folder, document)
+        write_report_page(folder, document, FrameStore.open(folder.frames).sequence)
     results = folder.results if report.counts else (Path(report.out),)
     written = [result for result in results if result != path and result.exists()]
     document["files"] = [file_record(result) for result in written]

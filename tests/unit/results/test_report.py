@@ -2,180 +2,91 @@
 
 import json
 import re
-from base64 import b64decode, b64encode
-from collections import Counter
-from dataclasses import asdict, replace
+from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
-from tests.made_reports import MadeContig, island, many_contigs, write_run
-from tests.unit.results.test_run_json import SAMPLE
-from virnuc_core.results.report.page import (
-    LEVELS,
-    NO_SCORE,
-    Limits,
-    gather,
-    quantise,
-    script_json,
-    write_report_page,
-)
-from virnuc_core.results.report.reading import BINS, histogram
-from virnuc_core.specs import FrameRule
+from tests.made_reports import MadeContig, lysogen, many_contigs, sequence_of, write_run
+from virnuc_core.results.report.page import Limits, gather, script_json, write_report_page
+from virnuc_core.run_folder import RunFolder
 
-VIRAL = MadeContig(name="viral", p_virus=(0.9, 0.8, None, 0.7), regions=((1, 2000),), tier="confident")
-MADE = [*many_contigs(30), island("island"), MadeContig(name="short", p_virus=(0.7, 0.9)), VIRAL]
+MADE = [*many_contigs(30), lysogen("lysogen"), MadeContig(name="short", scores=(0.7, 0.9))]
 REJECTED = [(str(i), f"bad_{i}", "in.fa", "0", "empty sequence" if i % 2 else "not DNA") for i in range(9)]
 HOSTILE = "</script><script>alert(1)</script><!--&amp;\u2028'\""
 
 
+def written(folder: RunFolder, document: dict[str, Any]) -> str:
+    write_report_page(folder, document, sequence_of)
+    return folder.page.read_text()
+
+
 def test_every_number_is_that_of_the_tables(tmp_path: Path) -> None:
-    folder, document = write_run(tmp_path, MADE, rejected=REJECTED)
-    found = gather(folder, document, Limits(batch_rows=7))
-    columns, names = found["contigs"], found["names"]
+    folder, document = write_run(tmp_path, MADE)
+    found = gather(folder, document, sequence_of)
     table = pq.read_table(folder.contigs_parquet).to_pydict()
-    for column, source in {
-        **{name: name for name in ("length", "chunks", "mean_p")},
-        **{
-            "name": "contig",
-            "scored": "scored_chunks",
-            "viral": "viral_chunks",
-        },
-    }.items():
-        assert columns[column] == table[source]
-    assert [names["calls"][call] for call in columns["call"]] == table["call"]
-    assert [names["tiers"][tier] for tier in columns["tier"]] == [tier or "NA" for tier in table["tier"]]
-    assert sum(found["chunk_histogram"]) == document["counts"]["scored_chunks"]
-    assert found["rejected"]["reasons"] == {"not DNA": 5, "empty sequence": 4}
-    assert found["rejected"]["first"] == [list(row) for row in REJECTED]
-
-    totals, calls = found["totals"], Counter(contig.call for contig in MADE)
-    assert totals["calls"] == calls
-    assert (totals["contigs"], totals["bases"]) == (len(MADE), sum(contig.bases for contig in MADE))
-    assert sum(totals["tiers"].values()) == calls["virus"]
-    assert sum(totals["histogram"]) == len(MADE) - calls["unscored"]
-    assert (totals["regions"], totals["region_bases"]) == (2, 20 * 500 + 2000)
-    islands = totals["island_contigs"], totals["hosts"]
-    assert islands == (1, 1), "a contig that is viral throughout is no island"
-
-    called = f"{calls['virus']} of 33 contigs are called viral"
-    assert found["headline"] == f"{called}; 1 other has a viral region; {calls['unscored']} have no score."
-
-    drawn = [contig for contig in MADE if contig.scored and len(contig.p_virus) > 3]
-    assert [columns["name"][row] for row in found["tracks"]["rows"]] == [contig.name for contig in drawn]
-    scores = np.array([p for contig in drawn for p in contig.p_virus], np.float64)
-    assert b64decode(found["tracks"]["levels"]) == quantise(scores).tobytes()
-    assert [columns["name"][row] for row in found["regions"]["row"]] == ["island", "viral"]
-    assert found["regions"]["end"] == [30_000, 2_000]
+    columns, names = found["contigs"], found["names"]
+    for column, values in table.items():
+        numbers = columns[column]
+        if column in names:
+            numbers = [None if number is None else names[column][number] for number in numbers]
+        assert numbers == values, column
+    assert columns["gc"][:4] == [None, 50.0, 75.0, 25.0]
+    assert (found["total"], found["threshold"]) == (32, 0.93)
+    [track] = found["tracks"]
+    assert columns["seq_name"][track["contig"]] == "lysogen"
+    provirus = {"start": 20_001, "end": 30_000, "virus_score": 0.97, "fdr": 0.02, "confidence": "likely"}
+    assert track["proviruses"] == [provirus]
+    assert track["start"] == list(range(1, 60_000, 500))
+    assert track["score"] == list(lysogen("lysogen").scores)
 
 
-def test_a_run_over_the_longest_stretches_shows_the_score_and_class_of_its_contigs(tmp_path: Path) -> None:
-    folder, document = write_run(tmp_path, MADE, frames="longest")
-    # Not the mean of its chunks.
-    table = pq.read_table(folder.contigs_parquet)
-    p_virus = pa.array([None if p is None else p / 2 for p in table["p_virus"].to_pylist()], pa.float64())
-    place = table.schema.get_field_index("p_virus")
-    pq.write_table(table.set_column(place, "p_virus", p_virus), folder.contigs_parquet)
-    found = gather(folder, document)
-    columns = found["contigs"]
-    assert found["call_column"] == "p_virus"
-    assert columns["p_virus"] == p_virus.to_pylist()
-    assert "mean_p" not in columns
-    assert (found["sample"], found["run"]["sample"]) == ("", None)
-    names = [*found["names"]["predicted"], None]
-    assert [names[-1 if number is None else number] for number in columns["predicted"]] == table[
-        "class"
-    ].to_pylist()
-    assert columns["novelty"] == table["novelty"].to_pylist()
-    sums = {found["names"]["predicted"][one["class"]]: one for one in found["predicted"]}
-    assert [sums[name]["is_virus"] for name in ("prokaryotic virus", "bacterium")] == [True, False]
-    assert sum(one["contigs"] for one in sums.values()) == sum(bool(contig.scored) for contig in MADE)
-    assert sum(one["bases"] for one in sums.values()) == sum(contig.bases for contig in MADE if contig.scored)
-    assert found["totals"]["p_sum"] == pytest.approx(sum(p for p in p_virus.to_pylist() if p is not None))
-    assert sum(found["totals"]["histogram"][BINS // 2 :]) == 0
-    (tmp_path / "open").mkdir()
-    opened = gather(*write_run(tmp_path / "open", MADE))
-    assert (opened["call_column"], opened["names"]["predicted"]) == ("mean_p", [])
-    assert not {"predicted", "novelty"} & set(opened["contigs"])
+def test_nothing_grows_beyond_its_limit_and_what_is_most_viral_is_kept(tmp_path: Path) -> None:
+    lysogens = [lysogen(f"lysogen_{i}") for i in range(4)]
+    made = [*many_contigs(30), *lysogens, MadeContig(name="n" * 900, scores=(0.1,) * 5)]
+    folder, document = write_run(tmp_path, made)
+    found = gather(folder, document, sequence_of, Limits(contigs=10, cards=3, chunks=250))
+    names = found["contigs"]["seq_name"]
+    viral = sorted((c for c in made if c.call == "virus"), key=lambda c: -(c.score or 0))
+    kept = {contig.name for contig in [*lysogens, *viral[:6]]}
+    assert names == [contig.name for contig in made if contig.name in kept]
+    assert [len(track["score"]) for track in found["tracks"]] == [120, 120, 0]
+    found = gather(folder, document, sequence_of, Limits(name_bytes=600))
+    assert 34 > len(found["contigs"]["seq_name"]) > 25
+    assert "n" * 900 not in found["contigs"]["seq_name"]
 
 
-@pytest.mark.parametrize(
-    ("threshold", "words"),
-    [
-        (0.93, "called from p_virus 0.93 on"),
-        (None, "no contig can be called for a false discovery rate of at most 5 %"),
-    ],
-)
-def test_the_sample_is_described_in_words_and_numbers(
-    threshold: float | None, words: str, tmp_path: Path
-) -> None:
-    sample = replace(SAMPLE, threshold=threshold)
-    found = gather(*write_run(tmp_path, MADE, frames="longest", sample=sample))
-    assert found["run"]["sample"] == asdict(sample)
-    assert words in found["sample"]
+def test_the_headline_tells_confidence_and_expected_false_positives(tmp_path: Path) -> None:
+    contigs = [lysogen("a"), MadeContig(name="b", scores=(0.9,), confidence="unsure")]
+    page = written(*write_run(tmp_path, contigs))
+    assert "<h1>1 viral contig and 1 provirus in 2 contigs <span>1 likely, 1 unsure; expected false" in page
+    assert "positives: 1.5 (25.0%)</span>" in page
+    page = written(*write_run(tmp_path, [MadeContig(name="b", scores=(0.1,))], frames="open"))
+    assert "<h1>0 viral contigs and 0 proviruses in 1 contig <span>false positives cannot be" in page
 
 
-def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: Path) -> None:
-    islands = {f"island_{i}" for i in range(5)}
-    made = [*many_contigs(30), *map(island, sorted(islands)), MadeContig(name="n" * 900, p_virus=(0.9,) * 50)]
-    limits = Limits(
-        contigs=10, chunks=250, regions=2, rejected=3, reasons=1, name_letters=50, files=0, lanes=0
-    )
-    folder, document = write_run(tmp_path, made, rejected=REJECTED)
-    found = gather(folder, document, limits)
-    columns = found["contigs"]
-    assert len(columns["name"]) == 10
-    assert columns["place"] == sorted(columns["place"])
-    assert islands < set(columns["name"])
-    assert max(map(len, columns["name"])) == 50
-    assert all(columns["call"][row] == 0 or columns["name"][row] in islands for row in range(10))
-    assert len(b64decode(found["tracks"]["levels"])) == 50 + 120 + 4 * 5
-    assert len(found["regions"]["row"]) == 2
-    assert len(found["rejected"]["first"]) == 3
-    assert found["rejected"]["reasons"] == {"not DNA": 5, "other reasons": 4}
-    assert found["rejected"]["total"] == 9
-    assert (found["totals"]["contigs"], found["totals"]["regions"]) == (36, 5), "sums are over all of them"
-    assert (found["run"]["inputs"], found["run"]["num_inputs"], found["run"]["num_lanes"]) == ([], 1, 1)
-
-
-@pytest.mark.parametrize("frames", ["open", "longest"])
-@pytest.mark.parametrize("limits", [Limits(), Limits(contigs=3, regions=2)])
-def test_rows_read_at_a_time_change_nothing(frames: FrameRule, limits: Limits, tmp_path: Path) -> None:
-    made = [*many_contigs(10), island("a"), VIRAL, island("b"), *many_contigs(4, 2)]
-    made = [replace(contig, name=f"{contig.name}_{number}") for number, contig in enumerate(made)]
-    made[3] = replace(made[3], regions=((1, 500), (1001, 2000)))
-    folder, document = write_run(tmp_path, made, frames=frames)
-    whole = gather(folder, document, limits)
-    assert whole["totals"]["regions"] == 5
-    for rows in (1, 2, 5):
-        assert gather(folder, document, replace(limits, batch_rows=rows)) == whole
-
-
-def test_levels_and_bins_of_probabilities() -> None:
-    p_virus = np.concatenate([np.linspace(0, 1, 100_001), [0.5, np.nextafter(0.5, 0)]])
-    levels = quantise(p_virus)
-    again = np.minimum(1, (levels + 0.5) / LEVELS)
-    assert np.abs(again - p_virus).max() <= 0.5 / LEVELS + 1e-12
-    assert ((again >= 0.5) == (p_virus >= 0.5)).all()
-    assert levels.max() == LEVELS < NO_SCORE
-    assert quantise(np.array([np.nan, 0.0])).tolist() == [NO_SCORE, 0]
-    counts = histogram(np.array([0.0, 0.02, 0.0199, 0.5, 0.58, 1.0, np.nan]))
-    assert len(counts) == BINS
-    assert {int(i): int(counts[i]) for i in np.flatnonzero(counts)} == {0: 2, 1: 1, 25: 1, 29: 1, 49: 1}
-
-
-def test_unusual_events_become_warnings(tmp_path: Path) -> None:
-    folder, document = write_run(tmp_path, [island("one")])
-    assert gather(folder, document)["run"]["warnings"] == []
+def test_warnings_and_run_details(tmp_path: Path) -> None:
+    folder, document = write_run(tmp_path, [lysogen("one")], rejected=REJECTED)
     document["work"]["models"][0].update(fp32_batches=1, out_of_memory=2)
-    document["counts"] |= {"rejected": 3, "contigs_unscored": 1}
-    warnings = " ".join(gather(folder, document)["run"]["warnings"])
-    for part in ("1 of 2 batches", "split 2 times", "3 records were not used", "More than half"):
-        assert part in warnings
+    document["counts"]["contigs_unscored"] = 1
+    document["notes"] = ["the models are <small>."]
+    document["links"] = {"mlflow": "https://mlflow.example/1?a=1&b=2", "other": "javascript:alert(1)"}
+    page = written(folder, document)
+    for part in (
+        '<p class="warning">1 of 1 contig could not be scored.</p>',
+        "9 sequences skipped: see rejected.tsv.",
+        "The models are &lt;small&gt;.",
+        "5 <bdi>not DNA</bdi>, 4 <bdi>empty sequence</bdi>",
+        "1 of 2 batches of tiny were recomputed in fp32, 2 split for lack of memory",
+        'href="https://mlflow.example/1?a=1&amp;b=2"',
+        "1 × <bdi>NVIDIA Made</bdi>; 2 sequences/s",
+        "12.5%",
+        "2 January 2026, 03:04 UTC",
+    ):
+        assert part in page, part
+    assert "javascript:" not in page
 
 
 def test_json_in_a_page_is_json_without_markup() -> None:
@@ -188,10 +99,9 @@ def test_json_in_a_page_is_json_without_markup() -> None:
 def test_a_page_fetches_nothing_and_runs_only_its_own_script(tmp_path: Path) -> None:
     root = tmp_path / "{{data}}<b>{{script}}"
     root.mkdir()
-    folder, document = write_run(root, [MadeContig(name=HOSTILE, p_virus=(0.9,))])
+    folder, document = write_run(root, [MadeContig(name=HOSTILE, scores=(0.9,))])
     assert "/models/tiny" in json.dumps(document)
-    write_report_page(folder, document)
-    page = folder.page.read_text()
+    page = written(folder, document)
     fetched = r"https?://|//\w+\.|@import|\burl\(|\bsrc=|<link|<iframe|innerHTML|\beval\("
     assert re.findall(fetched, page) == []
     assert "/models/tiny" not in page, "paths of the machine stay out"
@@ -203,7 +113,6 @@ def test_a_page_fetches_nothing_and_runs_only_its_own_script(tmp_path: Path) -> 
         assert f"{directive} 'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'" in policy
     assert page.count("<script") == 2
     assert "<title>{{data}}&lt;b&gt;{{script}}: virnuc report</title>" in page
-    assert "<h1>1 of 1 contig is called viral.</h1>" in page
     [found] = re.findall(r'id="data">(.*?)</script>', page)
-    assert json.loads(found)["contigs"]["name"] == [HOSTILE]
+    assert json.loads(found)["contigs"]["seq_name"] == [HOSTILE]
     assert not list(root.glob(".*"))

@@ -1,177 +1,108 @@
 """The report: one HTML file with style, script and data embedded, so that a browser fetches nothing.
 
-The data come from run.json and the Parquet tables, as one JSON document of bounded size.
+Headline, warnings and run details are HTML; the script draws the table, the plots and the scores along contigs from a JSON document
+of bounded size, taken from the Parquet tables of the run.
 """
 
-import html
 import json
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
+from html import escape
 from importlib.resources import files
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.dataset import dataset
 
 from virnuc_core.columns import Int64
 from virnuc_core.files import write_text
 from virnuc_core.plain_text import visible
-from virnuc_core.results.calls import CALLS
-from virnuc_core.results.report.reading import (
-    BINS,
-    Totals,
-    histogram,
-    iter_batches,
-    most_important,
-    read_proviruses,
-)
-from virnuc_core.results.writers import NOT_AVAILABLE
+from virnuc_core.results.calls import CALLS, NONVIRAL, PROVIRUS, UNSCORED, VIRUS
+from virnuc_core.results.writers import count_values
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAMES_IN_WORDS, chunk_steps
+from virnuc_core.specs import FAMILY_NAMES, chunk_steps
 
-LEVELS: Final = 254  # quantisation of track scores
-NO_SCORE: Final = 255
-MIN_TRACK_CHUNKS: Final = 4
-# The document refers to calls and confidence by index.
-_CONFIDENCE: Final = ("confident", "likely", "unsure", NOT_AVAILABLE)
+CONFIDENCE: Final = ("confident", "likely", "unsure")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Upper bounds on what a report contains, and the rows read at a time; the run's tables have the rest."""
+    """Upper bounds on what a report contains; the tables of the run have the rest.
+
+    Attributes:
+        contigs: in the table, proviruses and viruses first, then those with the highest scores.
+        name_bytes: of their names together.
+        cards: contigs with a provirus whose scores can be shown.
+        chunks: of these contigs together.
+    """
 
     contigs: int = 100_000
-    chunks: int = 4_000_000
-    proviruses: int = 100_000
-    rejected: int = 200
-    reasons: int = 20
-    name_letters: int = 200
-    files: int = 100
-    lanes: int = 256
-    batch_rows: int = 1 << 16
+    name_bytes: int = 10_000_000
+    cards: int = 200
+    chunks: int = 300_000
 
 
 DEFAULT_LIMITS: Final = Limits()
 
 
-def gather(folder: RunFolder, document: Mapping[str, Any], limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """The document of a report; contigs are in input order, and other parts refer to them by index.
+def write_report_page(
+    folder: RunFolder, document: Mapping[str, Any], sequence_of: Callable[[int], bytes]
+) -> None:
+    """Writes report.html from run.json's content and the tables of a run, atomically.
 
-    `document` is the content of run.json; the tables are those that the run has just written.
+    The content security policy lets a browser run only this script, apply only this style sheet, and fetch nothing.
+
+    Args:
+        folder: of the run, with its tables.
+        document: content of run.json.
+        sequence_of: gives the upper-case bases of a contig by its row in contigs.tsv, from 0.
+
+    Raises:
+        OSError: a file cannot be read or written.
     """
-    totals = Totals()
-    contigs = most_important(folder, limits.contigs, limits.batch_rows, totals)
-    place = contigs["place"].to_numpy()
-    in_order = np.argsort(place)
-    row_of = np.argsort(in_order)
-    with_track = list(_choose_tracks(contigs, limits.chunks))
-    chunk_histogram, levels = _read_scores(folder.chunks_parquet, place[with_track], limits.batch_rows)
-    proviruses = read_proviruses(folder)
-    contig_of = pc.index_in(proviruses["contig"], contigs["seq_name"].combine_chunks()).to_numpy(
-        zero_copy_only=False
-    )
-    chosen = np.flatnonzero(~np.isnan(contig_of.astype(float)))[: limits.proviruses]
-    rows = row_of[contig_of[chosen].astype(np.int64)]
-    proviruses = proviruses.take(pa.array(chosen))
-    classes = sorted({name for name, _ in totals.classes})
-    return {
-        "headline": _headline(document["counts"], document["sample"]),
-        "run": _run_document(document, limits),
-        "totals": totals.document,
-        "chunk_histogram": chunk_histogram.tolist(),
-        "names": {"calls": CALLS, "confidence": _CONFIDENCE, "classes": classes},
-        "contigs": _contig_columns(contigs.take(pa.array(in_order)), classes, limits),
-        "proviruses": {
-            "row": rows.tolist(),
-            **{name: proviruses[name].to_pylist() for name in ("start", "end", "fdr")},
-            "score": proviruses["virus_score"].to_pylist(),
-            "confidence": list(map(_CONFIDENCE.index, proviruses["confidence"].to_pylist())),
-        },
-        "tracks": {
-            "rows": sorted(row_of[with_track].tolist()),
-            "levels": b64encode(levels).decode(),
-            "min_chunks": MIN_TRACK_CHUNKS,
-        },
-        "rejected": _read_rejected(folder.rejected, limits),
-        "classes": [
-            {"class": classes.index(name), "call": CALLS.index(call), **counts}
-            for (name, call), counts in totals.classes.items()
-        ],
+    style = _source("style.css")
+    scripts = map(_source, ("data.js", "table.js", "plot.js", "track.js", "page.js"))
+    script = "\n".join(['"use strict";', "(() => {", *scripts, "})();"])
+    name = document["out"].rstrip("/").rpartition("/")[2] or "run"
+    finished = datetime.fromisoformat(document["finished"])
+    confidence = count_values(pq.read_table(folder.summary_parquet, columns=["confidence"])["confidence"])
+    tables = (folder.summary, folder.virus_fasta, folder.virus_bed, folder.virus_gff3, folder.contigs)
+    values = {
+        "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
+        "form-action 'none'",
+        "title": escape(f"{name}: virnuc report"),
+        "run": f"{_isolated(name)} · {finished:%-d %B %Y, %H:%M} {finished.tzname()}",
+        "headline": escape(_headline(document["counts"])),
+        "trust": escape("; ".join(_trust(document["sample"], confidence))),
+        "files": " · ".join(_link(path.name, path.name) for path in tables),
+        "warnings": "".join(f'<p class="warning">{escape(words)}</p>' for words in _warnings(document)),
+        "details": "".join(
+            f"<div><dt>{escape(term)}</dt><dd>{words}</dd></div>"
+            for term, words in _details(folder, document)
+        ),
+        "style": style,
+        "script": script,
+        "data": script_json(gather(folder, document, sequence_of)),
     }
+    # In one pass, so that marks in filled-in text are not replaced.
+    write_text(folder.page, re.sub(r"\{\{(\w+)\}\}", lambda mark: values[mark[1]], _source("template.html")))
 
 
-def _run_document(document: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """What is shown of run.json, with long lists truncated; paths are not."""
-    of_run = (
-        *("out", "finished", "chunk_length", "frames", "counts", "work", "shards", "stage_seconds"),
-        *("throughput", "notes", "links", "versions", "plan_fingerprint", "calls", "sample"),
+def _headline(counts: Mapping[str, int]) -> str:
+    viral = _number(counts["contigs_virus"], "viral contig")
+    return (
+        f"{viral} and {_number(counts['proviruses'], 'provirus')} in {_number(counts['records'], 'contig')}"
     )
-    of_model = ("family", "repr_layer", "precision", "engine", "attention", "weights_fingerprint", "spec")
-    files, lanes = document["inputs"], document["lanes"]
-    models = [
-        {"name": visible(model["name"]), **{name: model[name] for name in of_model}}
-        for model in document["models"]
-    ]
-    return {
-        **{name: document.get(name) for name in of_run},
-        "models": models,
-        "head": {"name": visible(document["head"]["name"])},
-        "chunk_steps": chunk_steps(document["chunk_length"]),
-        "frames_in_words": FRAMES_IN_WORDS[document["frames"]],
-        "inputs": [{**file, "name": visible(file["name"])} for file in files[: limits.files]],
-        "num_inputs": len(files),
-        "lanes": lanes[: limits.lanes],
-        "num_lanes": len(lanes),
-        "warnings": list(_warnings(document)),
-    }
-
-
-def _warnings(document: Mapping[str, Any]) -> Iterator[str]:
-    counts = document["counts"]
-    for work in document["work"]["models"]:
-        model = f"{visible(work['name'])} ({work['family']})"
-        if work["fp32_batches"]:
-            yield (
-                f"{model}: {work['fp32_batches']:,} of {work['batches']:,} batches were recomputed in fp32, because a number "
-                "was not finite."
-            )
-        if work["out_of_memory"]:
-            yield f"{model}: a batch was split {work['out_of_memory']:,} times, because the device was out of memory."
-    if counts["rejected"]:
-        records = "record was" if counts["rejected"] == 1 else "records were"
-        yield f"{counts['rejected']:,} {records} not used; rejected.tsv says why."
-    if counts["records"] and counts["contigs_unscored"] * 2 > counts["records"]:
-        yield (
-            "More than half of the contigs have no score: most of them are short, or their chunks have no "
-            f"{FRAMES_IN_WORDS[document['frames']]}."
-        )
-
-
-def _headline(counts: Mapping[str, int], sample: Mapping[str, float] | None) -> str:
-    viral, proviruses, all_contigs = (
-        _number(counts[name], what)
-        for name, what in (
-            ("contigs_virus", "viral contig"),
-            ("proviruses", "provirus"),
-            ("records", "contig"),
-        )
-    )
-    parts = [f"{viral} and {proviruses} among {all_contigs}"]
-    if sample:
-        parts.append(
-            f"{sample['expected_false']:.1f} of these calls are expected to be false ({sample['expected_fdr']:.1%})"
-        )
-    if unscored := counts["contigs_unscored"]:
-        parts.append(f"{_number(unscored, 'contig')} without a score")
-    return "; ".join(parts) + "."
 
 
 def _number(count: int, what: str) -> str:
@@ -179,107 +110,162 @@ def _number(count: int, what: str) -> str:
     return f"{count:,} {what if count == 1 else plural}"
 
 
-def _choose_tracks(contigs: pa.Table, max_chunks: int) -> Iterator[int]:
-    """The contigs with a score and enough chunks for a track, in the given order, of up to `max_chunks` in all."""
-    sizes = zip(contigs["scored_chunks"].to_pylist(), contigs["chunks"].to_pylist(), strict=True)
-    for number, (scored, chunks) in enumerate(sizes):
-        if scored and MIN_TRACK_CHUNKS <= chunks <= max_chunks:
-            yield number
-            max_chunks -= chunks
+def _trust(sample: Mapping[str, float] | None, confidence: Mapping[str, int]) -> Iterator[str]:
+    """How sure the viral contigs and proviruses are."""
+    if confidence:
+        yield ", ".join(f"{confidence[name]:,} {name}" for name in CONFIDENCE if name in confidence)
+    if sample:
+        yield f"expected false positives: {sample['expected_false']:.1f} ({sample['expected_fdr']:.1%})"
+    else:
+        yield "false positives cannot be estimated with this classifier"
 
 
-def _read_scores(path: Path, wanted: Int64, batch_rows: int) -> tuple[Int64, bytes]:
-    """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs at some places."""
-    counts = np.zeros(BINS, np.int64)
-    parts: list[bytes] = []
-    place = -1
-    for batch in iter_batches(path, ("chunk", "virus_score"), batch_rows):
-        scores = batch["virus_score"].to_numpy(zero_copy_only=False)
-        counts += histogram(scores)
-        places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
-        place = int(places[-1])
-        parts.append(quantise(scores)[np.isin(places, wanted)].tobytes())
-    return counts, b"".join(parts)
+def _warnings(document: Mapping[str, Any]) -> Iterator[str]:
+    counts = document["counts"]
+    if 2 * counts["contigs_unscored"] > counts["records"]:
+        yield f"{counts['contigs_unscored']:,} of {_number(counts['records'], 'contig')} could not be scored."
+    if rejected := counts["rejected"]:
+        yield f"{_number(rejected, 'sequence')} skipped: see rejected.tsv."
+    yield from (words[:1].upper() + words[1:] for words in document["notes"])
 
 
-def quantise(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    """Probabilities (n,) as levels 0 to `LEVELS`, `NO_SCORE` for NaN.
-
-    A level spans 1/254 upwards from level / 254, so that 0.5 is the border of a level.
-    """
-    levels = np.floor(np.nan_to_num(scores) * LEVELS).astype(np.uint8)
-    levels[np.isnan(scores)] = NO_SCORE
-    return levels
-
-
-def _contig_columns(contigs: pa.Table, classes: Sequence[str], limits: Limits) -> dict[str, Any]:
-    names = {
-        "place": "place",
-        "length": "length",
-        "chunks": "chunks",
-        "scored": "scored_chunks",
-        "score": "virus_score",
-        "novelty": "novelty",
+def _details(folder: RunFolder, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Terms and what is to be known of them, in HTML."""
+    counts, work, sample = document["counts"], document["work"], document["sample"]
+    names = [_isolated(visible(file["name"])) for file in document["inputs"][:5]]
+    left = len(document["inputs"]) - len(names)
+    yield "Input", ", ".join(names) + (f" and {left:,} more" if left else "")
+    if counts["rejected"]:
+        with folder.rejected.open(encoding="utf-8", newline="\n") as lines:
+            next(lines)
+            reasons = Counter(line.rstrip("\n").rpartition("\t")[2] for line in lines).most_common(5)
+        yield "Skipped", ", ".join(f"{count:,} {_isolated(reason)}" for reason, count in reasons)
+    if sample:
+        yield "Share of viruses", f"{sample['share']:.1%}"
+        if sample["threshold"] is not None:
+            yield "Score threshold", f"{sample['threshold']:.3f}"
+    steps = chunk_steps(document["chunk_length"])
+    sizes = [f"{size:,} bp" + (f" for contigs below {below:,} bp" if below else "") for size, below in steps]
+    yield "Chunk length", ", ".join(sizes)
+    yield "Chunks with a score", f"{counts['scored_chunks']:,} of {counts['chunks']:,}"
+    yield "ORFs embedded", f"{work['frames']:,}"
+    for model in document["models"]:
+        parts = (visible(model["name"]), f"layer {model['repr_layer']}", model["precision"], model["engine"])
+        yield FAMILY_NAMES[model["family"]], escape(", ".join(parts))
+    yield "Classifier", _isolated(visible(document["head"]["name"]))
+    for model in work["models"]:
+        if model["fp32_batches"] or model["out_of_memory"]:
+            words = f"{model['fp32_batches']:,} of {model['batches']:,} batches of {visible(model['name'])} were recomputed in fp32"
+            yield "Repeated", escape(f"{words}, {model['out_of_memory']:,} split for lack of memory")
+    devices = Counter(lane["device_name"] or lane["device"] for lane in document["lanes"])
+    if devices:
+        speed = document["throughput"]["sequences_per_second"]
+        hardware = ", ".join(f"{count} × {_isolated(name)}" for name, count in devices.most_common(5))
+        yield "Hardware", f"{hardware}; {speed:,.0f} sequences/s"
+    seconds = document["stage_seconds"]
+    if seconds:
+        yield "Time", escape(", ".join(f"{stage} {spent:,.1f} s" for stage, spent in seconds.items()))
+    pages = {
+        name: url for name, url in document["links"].items() if urlsplit(url).scheme in ("http", "https")
     }
-    columns = {name: contigs[column].to_pylist() for name, column in names.items()}
-    columns["name"] = [_cut(name, limits.name_letters) for name in contigs["seq_name"].to_pylist()]
-    columns["call"] = list(map(CALLS.index, contigs["call"].to_pylist()))
-    columns["confidence"] = [
-        _CONFIDENCE.index(one or NOT_AVAILABLE) for one in contigs["confidence"].to_pylist()
+    if pages:
+        yield "Also in", ", ".join(_link(url, name) for name, url in pages.items())
+    yield "Versions", escape(", ".join(f"{name} {found}" for name, found in document["versions"].items()))
+    yield "Folder", _isolated(visible(document["out"]))
+
+
+def _link(target: str, words: str) -> str:
+    return f'<a href="{escape(target)}" rel="noreferrer noopener">{escape(words)}</a>'
+
+
+def _isolated(text: str) -> str:
+    """Text of the user, isolated from the direction of the text around it."""
+    return f"<bdi>{escape(text)}</bdi>"
+
+
+def gather(
+    folder: RunFolder,
+    document: Mapping[str, Any],
+    sequence_of: Callable[[int], bytes],
+    limits: Limits = DEFAULT_LIMITS,
+) -> dict[str, Any]:
+    """The JSON document of a report: contigs are in input order, and refer to calls, confidence and classes by number.
+
+    `tracks` refer to contigs by number: their proviruses, and start and score of their chunks, none where there are too many.
+    """
+    rows, contigs = _listed_contigs(folder.contigs_parquet, limits)
+    sample = document["sample"]
+    classes = sorted(set(contigs["class"].drop_null().to_pylist()))
+    columns = {name: contigs[name].to_pylist() for name in contigs.schema.names}
+    for name, values in (("call", CALLS), ("confidence", CONFIDENCE), ("class", classes)):
+        columns[name] = pc.index_in(contigs[name], pa.array(values, pa.string())).to_pylist()
+    columns["gc"] = [_gc_content(sequence_of(row)) for row in rows.tolist()]
+    return {
+        "total": document["counts"]["records"],
+        "threshold": (sample or {}).get("threshold"),
+        "names": {"call": CALLS, "confidence": CONFIDENCE, "class": classes},
+        "contigs": columns,
+        "tracks": _tracks(folder, rows, columns["seq_name"], limits),
+    }
+
+
+def _listed_contigs(path: Path, limits: Limits) -> tuple[Int64, pa.Table]:
+    """Rows of contigs.parquet that are listed, ascending, and their content."""
+    keys = pq.read_table(path, columns=["call", "virus_score", "length"])
+    calls = pa.array([PROVIRUS, VIRUS, NONVIRAL, UNSCORED])
+    order = pc.index_in(keys["call"], calls).to_numpy()
+    score = np.nan_to_num(keys["virus_score"].to_numpy())
+    rows = np.lexsort((-keys["length"].to_numpy(), -score, order))[: limits.contigs]
+    contigs = dataset(path).take(pa.array(rows))
+    has_room = np.cumsum(pc.binary_length(contigs["seq_name"]).to_numpy()) <= limits.name_bytes
+    in_order = np.argsort(rows[has_room])
+    return rows[in_order], contigs.take(pa.array(in_order))
+
+
+def _gc_content(bases: bytes) -> float | None:
+    """Share of G and C in percent; None without one of the four bases."""
+    gc, at = (len(bases) - len(bases.translate(None, pair)) for pair in (b"GC", b"AT"))
+    return round(100 * gc / (gc + at), 1) if gc + at else None
+
+
+def _proviruses(path: Path, names: list[str], most_contigs: int) -> dict[int, list[dict[str, Any]]]:
+    """The proviruses of each listed contig, the best ones first."""
+    number_of = {name: number for number, name in enumerate(names)}
+    summary = pq.read_table(path, filters=pc.field("topology") == PROVIRUS)
+    proviruses: dict[int, list[dict[str, Any]]] = {}
+    for found in summary.sort_by([("virus_score", "descending")]).to_pylist():
+        number = number_of.get(found["seq_name"].rpartition("|provirus_")[0])
+        if number is None or (number not in proviruses and len(proviruses) == most_contigs):
+            continue
+        start, end = map(int, found["coordinates"].split("-"))
+        shown = {name: found[name] for name in ("virus_score", "fdr", "confidence")}
+        proviruses.setdefault(number, []).append({"start": start, "end": end, **shown})
+    return proviruses
+
+
+def _tracks(folder: RunFolder, rows: Int64, names: list[str], limits: Limits) -> list[dict[str, Any]]:
+    proviruses = _proviruses(folder.summary_parquet, names, limits.cards)
+    counts = pq.read_table(folder.contigs_parquet, columns=["chunks"])["chunks"].to_numpy()
+    hosts = rows[list(proviruses)]
+    sizes = np.where(np.cumsum(counts[hosts]) <= limits.chunks, counts[hosts], 0)
+    ends = np.cumsum(counts)[hosts]
+    chosen = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    chunks = dataset(folder.chunks_parquet).take(pa.array(np.concatenate([*chosen, np.empty(0, np.int64)])))
+    starts, scores = chunks["start"].to_pylist(), chunks["virus_score"].to_pylist()
+    rounded = [None if score is None else round(score, 3) for score in scores]
+    parts = [slice(last - size, last) for size, last in zip(sizes, np.cumsum(sizes), strict=True)]
+    return [
+        {"contig": number, "proviruses": of_contig, "start": starts[part], "score": rounded[part]}
+        for (number, of_contig), part in zip(proviruses.items(), parts, strict=True)
     ]
-    columns["class"] = pc.index_in(contigs["class"], pa.array(classes, pa.string())).to_pylist()
-    return columns
-
-
-def _read_rejected(path: Path, limits: Limits) -> dict[str, Any]:
-    reasons: Counter[str] = Counter()
-    first: list[list[str]] = []
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        for line in islice(lines, 1, None):
-            cells = line.rstrip("\n").split("\t")
-            reason = cells[-1]
-            reasons[reason if reason in reasons or len(reasons) < limits.reasons else "other reasons"] += 1
-            if len(first) < limits.rejected:
-                first.append([_cut(cell, limits.name_letters) for cell in cells])
-    return {"total": sum(reasons.values()), "reasons": dict(reasons.most_common()), "first": first}
-
-
-def _cut(text: str, letters: int) -> str:
-    return text if len(text) <= letters else f"{text[: letters - 1]}…"
-
-
-def write_report_page(folder: RunFolder, document: Mapping[str, Any]) -> None:
-    """Writes report.html from run.json's content and the tables of a run, atomically.
-
-    The content security policy lets a browser run only this script, apply only this style sheet, and fetch nothing.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
-    data = gather(folder, document)
-    style = _source("style.css")
-    scripts = map(_source, ("data.js", "charts.js", "track.js", "table.js", "page.js"))
-    script = "\n".join(['"use strict";', "(() => {", *scripts, "})();"])
-    name = data["run"]["out"].rstrip("/").rpartition("/")[2] or "run"
-    values = {
-        "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
-        "form-action 'none'",
-        "title": html.escape(f"{name}: virnuc report"),
-        "headline": html.escape(data["headline"]),
-        "style": style,
-        "script": script,
-        "data": script_json(data),
-    }
-    # In one pass, so that marks in filled-in text are not replaced.
-    write_text(folder.page, re.sub(r"\{\{(\w+)\}\}", lambda mark: values[mark[1]], _source("template.html")))
 
 
 def script_json(document: Mapping[str, Any]) -> str:
     """ASCII-only JSON that is safe in a script element, whatever its strings hold."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     # Could end the script element or be taken for markup; in JSON these occur only in strings.
-    for letter, escape in {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}.items():
-        text = text.replace(letter, escape)
+    for letter, code in {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}.items():
+        text = text.replace(letter, code)
     return text
 
 

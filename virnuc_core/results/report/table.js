@@ -1,191 +1,122 @@
-// The table of contigs: filtered and sorted over all contigs of the report, of which the first MAX_ROWS are in the document.
+// The table of contigs: all of them are filtered, sorted and exported; the first MAX_ROWS rows are in the document.
 
 const MAX_ROWS = 250;
 const FILTER_DELAY = 120; // ms
-const NO_FILTER = { text: "", calls: [...CALLS.keys()], tier: "", min: 0, max: Infinity, part: "all" };
-
+const EXPORTED = ["seq_name", "length", "chunks", "scored_chunks", "virus_score", "call", "confidence", "class", "novelty"];
 const COLUMNS = [
-  { key: "place", name: "#", label: "Row in contigs.tsv" },
-  { key: "name", name: "Contig" },
-  { key: "length", name: "Length", right: true },
-  { key: "scored", name: "Scored", right: true, label: "Chunks with a score, of all chunks" },
-  { key: "viral", name: "Viral", right: true, label: "Chunks called virus" },
-  { key: CALL_COLUMN, name: IS_MEAN ? "Mean p_virus" : "p_virus", right: true },
-  { key: "call", name: "Call" },
-  hasPredicted && { key: "predicted", name: "Predicted class", label: "Most probable class on the side of the call" },
-  hasTiers && { key: "tier", name: "Tier" },
-  { key: "regions", name: "Viral regions", right: true, label: "Bases in viral regions" },
-].filter(Boolean);
-const ASCENDING_FIRST = ["name", "place", "call", "tier", "predicted"];
+  { key: "seq_name", name: "Contig", ascending: true },
+  { key: "length", name: "Length (bp)", right: true },
+  { key: "call", name: "Call", ascending: true },
+  { key: "confidence", name: "Confidence", ascending: true },
+  { key: "virus_score", name: "Virus score", right: true },
+  { key: "class", name: "Class", ascending: true },
+  { key: "scored_chunks", name: "Scored chunks", right: true },
+  { key: "gc", name: "GC", right: true },
+  { key: "novelty", name: "Novelty", right: true },
+].filter(({ key }) => !["class", "gc", "novelty"].includes(key) || has(key));
 
-const view = {
-  rows: [], // indices of contigs, filtered and sorted
-  sort: CALL_COLUMN, descending: true,
-  open: new Map(), // the detail row of each contig that is open
-  filter: { ...NO_FILTER },
-};
+const view = { rows: [], sort: "call", ascending: true };
+const cards = new Map(); // by contig
 
 function contigTable() {
-  view.head = h("tr", {}, COLUMNS.map((column) => h("th", { scope: "col", class: `c-${column.key} ${column.right ? "right" : ""}`, "data-key": column.key },
-    h("button", { type: "button", title: column.label, onclick: () => sortBy(column.key) },
-      h("span", { text: column.name }), h("span", { class: "arrow", "aria-hidden": "true" })))));
-  view.body = h("tbody", { onkeydown: moveFocus });
-  view.scroller = h("div", { class: "scroller", id: "scroller" }, h("table", { class: "contigs" },
-    h("caption", { class: "unseen", text: "Contigs. A contig's name opens its track." }),
-    h("colgroup", {}, COLUMNS.map((column) => h("col", { class: `c-${column.key}` }))),
-    h("thead", {}, view.head), view.body));
-  view.status = h("p", { class: "status", role: "status", id: "shown" });
-  view.rest = h("p", { class: "rest dim" });
-  view.nothing = h("p", { class: "nothing", text: "No contig matches. Widen the filter." });
-  return [filterBar(), view.scroller, view.nothing, view.rest];
+  view.head = h("tr", {}, COLUMNS.map((column) => h("th", { scope: "col", class: `c-${column.key} ${column.right ? "right" : ""}` },
+    h("button", { type: "button", text: column.name, onclick: () => sortBy(column) }))));
+  view.body = h("tbody", {});
+  view.scroller = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-labelledby": "contigs-title" },
+    h("table", {}, h("thead", {}, view.head), view.body));
+  view.rest = h("p", { class: "dim", id: "rest" });
+  return [filterForm(), view.scroller, view.rest];
 }
 
-function filterBar() {
-  const filter = view.filter;
+function filterForm() {
   let waiting = 0;
-  const change = (set) => (event) => {
-    set(event.target);
-    clearTimeout(waiting);
-    waiting = setTimeout(applyFilter, FILTER_DELAY);
-  };
-  const field = (label, ...content) => h("label", {}, h("span", { text: label }), content);
-  const choice = (label, name, options) => field(label, h("select", { name, onchange: change((target) => { filter[name] = target.value; }) },
-    options.map(([value, text]) => h("option", { value, text }))));
-  const bound = (label, name) => field(label, h("input", { type: "number", min: "0", step: "any", name, class: "short",
-    oninput: change((target) => { filter[name] = target.value === "" ? NO_FILTER[name] : Number(target.value); }) }));
-  const any = (names) => [["", "any"], ...names.entries()];
-  const calls = CALLS.map((name, call) => h("label", { class: "check" },
-    h("input", { type: "checkbox", checked: true, name: "call", value: name, onchange: change((target) => {
-      filter.calls = filter.calls.filter((one) => one !== call).concat(target.checked ? call : []);
-    }) }), callMark(call)));
-  const reset = () => { Object.assign(filter, NO_FILTER); applyFilter(); };
-  return h("form", { class: "filter", role: "search", "aria-label": "Filter of contigs", onsubmit: (event) => event.preventDefault(), onreset: reset },
-    h("label", { class: "wide" }, h("span", { text: "Name" }), h("input", { type: "search", name: "text", autocomplete: "off", spellcheck: "false",
-      placeholder: "part of a name", oninput: change((target) => { filter.text = target.value.trim().toLowerCase(); }) })),
-    h("fieldset", {}, h("legend", { text: "Call" }), h("div", { class: "checks" }, calls)),
-    hasTiers && choice("Tier", "tier", any(TIERS.slice(0, NO_TIER))),
-    bound("From bp", "min"), bound("To bp", "max"),
-    regions.row.length > 0 && choice("Regions", "part", [["all", "any"], ["some", "with regions"], ["islands", "viral in part"]]),
-    h("button", { type: "reset", class: "quiet", text: "Reset" }), view.status);
-}
-
-const isIsland = (row) => regionBases[row] > 0 && regionBases[row] < data.island_share * contigs.length[row];
-
-function isShown(row) {
-  const filter = view.filter;
-  return filter.calls.includes(contigs.call[row])
-    && (filter.tier === "" || contigs.tier[row] === Number(filter.tier))
-    && contigs.length[row] >= filter.min && contigs.length[row] <= filter.max
-    && (filter.part === "all" || (filter.part === "some" ? regionBases[row] > 0 : isIsland(row)))
-    && (filter.text === "" || contigs.name[row].toLowerCase().includes(filter.text));
+  const later = () => { clearTimeout(waiting); waiting = setTimeout(applyFilter, FILTER_DELAY); };
+  const field = (label, control) => h("label", {}, dim(label), control);
+  const input = (name, properties) => h("input", { name, autocomplete: "off", ...properties });
+  const choice = (label, name) => field(label, h("select", { name },
+    h("option", { value: "", text: "any" }), names[name].map((text, number) => h("option", { value: number, text }))));
+  view.status = h("span", { role: "status", id: "shown" });
+  view.export = h("button", { type: "button", id: "export", text: "Download TSV", onclick: exportRows });
+  view.form = h("form", { role: "search", oninput: later, onsubmit: (event) => event.preventDefault(), onreset: later },
+    field("Name", input("text", { type: "search", placeholder: "part of a name", spellcheck: "false" })),
+    choice("Call", "call"), choice("Confidence", "confidence"), has("class") && choice("Class", "class"),
+    field("Min. length", input("min", { type: "number", min: "0" })), field("Min. score", input("score", { type: "number", min: "0", max: "1", step: "any" })),
+    h("button", { type: "reset", text: "Reset" }), view.export, view.status);
+  return view.form;
 }
 
 function applyFilter() {
-  view.rows = [...contigs.name.keys()].filter(isShown);
+  const wanted = Object.fromEntries(new FormData(view.form));
+  const text = wanted.text.trim().toLowerCase();
+  const equal = ["call", "confidence", "class"].filter((name) => wanted[name]);
+  view.rows = [...contigs.seq_name.keys()].filter((row) =>
+    equal.every((name) => contigs[name][row] === Number(wanted[name]))
+    && contigs.length[row] >= Number(wanted.min) && (contigs.virus_score[row] ?? 0) >= Number(wanted.score)
+    && contigs.seq_name[row].toLowerCase().includes(text));
   sortRows();
 }
 
-function sortBy(key) {
-  view.descending = view.sort === key ? !view.descending : !ASCENDING_FIRST.includes(key);
+function sortBy({ key, ascending = false }) {
+  view.ascending = view.sort === key ? !view.ascending : ascending;
   view.sort = key;
   sortRows();
 }
 
-const names = new Intl.Collator("en", { numeric: true });
+const alphabetical = new Intl.Collator("en", { numeric: true });
 function sortRows() {
-  const values = view.sort === "regions" ? regionBases : contigs[view.sort];
-  const compare = view.sort === "name" ? names.compare : (x, y) => x - y;
-  const sign = view.descending ? -1 : 1;
+  const values = contigs[view.sort], sign = view.ascending ? 1 : -1;
+  const compare = view.sort === "seq_name" ? alphabetical.compare : (x, y) => x - y;
   view.rows.sort((a, b) => {
     const [x, y] = [values[a], values[b]];
-    // Missing values come last, either way.
-    if (x === null || y === null) return (x === null) - (y === null) || a - b;
-    return sign * compare(x, y) || a - b;
+    // Missing values come last, either way; equal ones are in the order of the scores.
+    const order = x === null || y === null ? (x === null) - (y === null) : sign * compare(x, y);
+    return order || contigs.virus_score[b] - contigs.virus_score[a] || a - b;
   });
-  [...view.head.children].forEach((cell) => {
-    cell.setAttribute("aria-sort", cell.dataset.key !== view.sort ? "none" : view.descending ? "descending" : "ascending");
-  });
+  [...view.head.children].forEach((cell, i) =>
+    cell.setAttribute("aria-sort", COLUMNS[i].key !== view.sort ? "none" : view.ascending ? "ascending" : "descending"));
   view.scroller.scrollTop = 0;
   showRows();
 }
 
 function showRows() {
-  const matching = view.rows.length, all = contigs.name.length;
-  view.body.replaceChildren(...view.rows.slice(0, MAX_ROWS).flatMap((row) => [contigRow(row), ...(view.open.has(row) ? [view.open.get(row)] : [])]));
-  view.status.textContent = matching === all ? plural(all, "contig", "contigs") : `${count(matching)} of ${plural(all, "contig", "contigs")}`;
-  view.rest.replaceChildren(...(matching > MAX_ROWS ? [`The first ${count(MAX_ROWS)} of ${count(matching)} rows. The filter and the order apply to all of them; `, fileLink("contigs.tsv"), " has every contig."] : []));
-  view.nothing.hidden = matching > 0;
-  view.scroller.hidden = matching === 0;
+  const matching = view.rows.length;
+  view.body.replaceChildren(...view.rows.slice(0, MAX_ROWS).map(contigRow));
+  if (!matching) view.body.append(h("tr", {}, h("td", { colspan: COLUMNS.length, text: "No contig matches the filter." })));
+  view.status.textContent = matching === numContigs ? plural(matching, "contig") : `${count(matching)} of ${plural(numContigs, "contig")}`;
+  view.export.disabled = !matching;
+  const cut = matching > MAX_ROWS && `Showing ${count(MAX_ROWS)} of ${count(matching)} rows; sorting, filters and the download use all of them. `;
+  const missing = numContigs < data.total && `The report has ${count(numContigs)} of ${plural(data.total, "contig")}, the most likely viral ones; contigs.tsv has all.`;
+  view.rest.replaceChildren(...[cut, missing].filter(Boolean));
 }
 
 function contigRow(row) {
-  const isOpen = view.open.has(row);
-  const name = h("button", { type: "button", class: "open", "aria-expanded": String(isOpen), title: contigs.name[row],
-    onclick: () => toggleRow(row, name) }, h("span", { class: "chevron", "aria-hidden": "true" }), foreign(contigs.name[row]));
+  const value = (key) => contigs[key][row];
+  const name = h("bdi", { class: "name", text: value("seq_name"), title: value("seq_name") });
+  const named = (key) => (value(key) === null ? "–" : names[key][value(key)]);
   const cells = {
-    place: () => count(contigs.place[row] + 1),
-    name: () => name,
-    length: () => count(contigs.length[row]),
-    scored: () => [count(contigs.scored[row]), h("span", { class: "dim", text: ` / ${count(contigs.chunks[row])}` })],
-    viral: () => count(contigs.viral[row]),
-    [CALL_COLUMN]: () => [scoreBar(contigs[CALL_COLUMN][row]), probability(contigs[CALL_COLUMN][row])],
-    predicted: () => predictedClass(row) || "–",
-    call: () => callMark(contigs.call[row]),
-    tier: () => tierMark(contigs.tier[row]) || "–",
-    regions: () => regionCell(row),
+    seq_name: () => (cards.has(row) ? h("a", { href: `#${cards.get(row).id}`, onclick: () => { cards.get(row).open = true; } }, name) : name),
+    length: () => count(value("length")),
+    call: () => h("span", { class: `call-${named("call")}`, text: named("call") }),
+    confidence: () => h("span", { class: `confidence-${named("confidence")}`, text: named("confidence") }),
+    virus_score: () => [value("virus_score") !== null && h("meter", { value: value("virus_score"), "aria-hidden": "true" }), score(value("virus_score"))],
+    class: () => (value("class") === null ? "–" : [dot(named("class")), h("bdi", { text: named("class") })]),
+    scored_chunks: () => `${count(value("scored_chunks"))} / ${count(value("chunks"))}`,
+    gc: () => (value("gc") === null ? "–" : `${value("gc").toFixed(1)}%`),
+    novelty: () => score(value("novelty")),
   };
-  return h("tr", { class: isOpen ? "row is-open" : "row" },
-    COLUMNS.map((column) => h("td", { class: `c-${column.key} ${column.right ? "right" : ""}` }, cells[column.key]())));
+  return h("tr", {}, COLUMNS.map(({ key, right }) => h("td", { class: `c-${key} ${right ? "right" : ""}` }, cells[key]())));
 }
 
-const predictedClass = (row) => (contigs.predicted[row] === null ? null : foreignWords(PREDICTED[contigs.predicted[row]]));
-
-const noveltyText = (row) =>
-  hasPredicted && contigs.novelty[row] !== null && text(`Novelty ${probability(contigs.novelty[row])}`, { class: "dim" });
-
-function scoreBar(p) {
-  if (p === null) return null;
-  const bar = h("span", { class: "score", "aria-hidden": "true" }, h("span", { class: p >= CONTIG_THRESHOLD ? "fill-virus" : "fill-other" }));
-  bar.firstElementChild.style.left = `${100 * Math.min(p, CONTIG_THRESHOLD)}%`;
-  bar.firstElementChild.style.width = `${Math.max(2, 100 * Math.abs(p - CONTIG_THRESHOLD))}%`;
-  return bar;
-}
-
-function regionCell(row) {
-  const number = regionsOf(row).length;
-  if (!number) return h("span", { class: "dim", text: "–" });
-  return [h("span", { text: bases(regionBases[row]) }), h("span", { class: "dim", text: ` in ${count(number)}` })];
-}
-
-function whyNoTrack(row) {
-  if (!contigs.scored[row]) return "No chunk of this contig has a score, so there is nothing to draw.";
-  if (contigs.chunks[row] < data.tracks.min_chunks) {
-    return `A track is drawn for contigs of ${data.tracks.min_chunks} chunks or more; this one has ${contigs.chunks[row]}. Its scores are in predictions.tsv.`;
-  }
-  return "To keep this file small it holds no scores of this contig; they are in predictions.tsv.";
-}
-
-function toggleRow(row, name) {
-  const element = name.closest("tr");
-  if (view.open.has(row)) {
-    view.open.get(row).remove();
-    view.open.delete(row);
-  } else {
-    const detail = h("tr", { class: "detail" }, h("td", { colspan: COLUMNS.length },
-      h("div", { class: "detail-box" }, trackFigure(row) || h("p", { class: "dim", text: whyNoTrack(row) }), noveltyText(row))));
-    view.open.set(row, detail);
-    element.after(detail);
-  }
-  name.setAttribute("aria-expanded", String(view.open.has(row)));
-  element.classList.toggle("is-open", view.open.has(row));
-}
-
-// Arrow keys and the like go from name to name.
-function moveFocus(event) {
-  const buttons = [...view.body.querySelectorAll(".open")];
-  const at = buttons.indexOf(event.target.closest(".open"));
-  const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 12, PageUp: -12, Home: -at, End: buttons.length }[event.key];
-  if (at < 0 || step === undefined) return;
-  event.preventDefault();
-  buttons[Math.min(buttons.length - 1, Math.max(0, at + step))].focus();
+// Downloads the filtered rows as they are in contigs.tsv, in the order shown.
+function exportRows() {
+  const cell = (key, row) => {
+    const value = contigs[key][row];
+    if (value === null) return "NA";
+    if (names[key]) return names[key][value];
+    return key === "virus_score" || key === "novelty" ? value.toFixed(6) : value;
+  };
+  const lines = view.rows.map((row) => EXPORTED.map((key) => cell(key, row)).join("\t"));
+  const url = URL.createObjectURL(new Blob([[EXPORTED.join("\t"), ...lines, ""].join("\n")], { type: "text/tab-separated-values" }));
+  h("a", { href: url, download: "contigs_filtered.tsv" }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
