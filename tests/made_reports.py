@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from virnuc_core.results.fdr import SampleCalls
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
