@@ -192,13 +192,12 @@ def read_plan(path: Path) -> RunPlan:
         begins = [(shard.index, shard.begin) for shard in plan.shards]
         if begins != list(enumerate(rows[:-1])) or rows != sorted(rows):
             raise ValueError("its shards do not follow one another")
-        altered = fingerprint != plan.fingerprint
+        if fingerprint != plan.fingerprint:
+            raise DamagedFileError(f"plan {path} was altered since it was written: start over with --force.")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError) as error:
         raise DamagedFileError(
             f"plan {path} cannot be read ({error!r}): choose another --out, or delete the folder if it holds a run."
         ) from error
-    if altered:
-        raise DamagedFileError(f"plan {path} was altered since it was written: start over with --force.")
     return plan
 
 

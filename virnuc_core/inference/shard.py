@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -166,28 +167,24 @@ def read_shard(path: Path, identity: dict[str, Any], *, is_verified: bool = Fals
         DamagedFileError: it is missing, incomplete or altered.
         MismatchError: it is of another plan, model, range or version.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            attributes = read_attributes(file)
-            for name in _IDENTIFYING:
-                if attributes[name] != identity[name]:
-                    raise MismatchError(
-                        f"shard {path} is of another run: {name} is {attributes[name]} in the file and {identity[name]} in "
-                        "the plan. Go on with the old settings, or start over with --force."
-                    )
-            counters = from_json(ShardCounters, parse_object(attributes["counters"]))
-            arrays: dict[str, npt.NDArray[Any] | None] = dict.fromkeys(_DATASETS)
-            for name in arrays:
-                checksum = attributes.get(f"{name}_sha256")
-                if name not in file and checksum is None:
-                    continue
-                arrays[name] = array = stored_dataset(file, name)[()]
-                if len(array) != identity["end"] - identity["begin"]:
-                    raise ValueError(f"{name!r} has another number of rows than the shard")
-                if not is_verified and array_sha256(array) != checksum:
-                    raise ValueError(f"the checksum of {name!r} is wrong")
-    except HDF5_ERRORS as error:
-        raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
+    with _opened(path) as (file, attributes):
+        for name in _IDENTIFYING:
+            if attributes[name] != identity[name]:
+                raise MismatchError(
+                    f"shard {path} is of another run: {name} is {attributes[name]} in the file and {identity[name]} in "
+                    "the plan. Go on with the old settings, or start over with --force."
+                )
+        counters = from_json(ShardCounters, parse_object(attributes["counters"]))
+        arrays: dict[str, npt.NDArray[Any] | None] = dict.fromkeys(_DATASETS)
+        for name in arrays:
+            checksum = attributes.get(f"{name}_sha256")
+            if name not in file and checksum is None:
+                continue
+            arrays[name] = array = stored_dataset(file, name)[()]
+            if len(array) != identity["end"] - identity["begin"]:
+                raise ValueError(f"{name!r} has another number of rows than the shard")
+            if not is_verified and array_sha256(array) != checksum:
+                raise ValueError(f"the checksum of {name!r} is wrong")
     return ShardResult(**arrays, counters=counters)
 
 
@@ -197,14 +194,20 @@ def read_identity(path: Path) -> dict[str, Any]:
     Raises:
         DamagedFileError: it is missing, not a shard, or its attributes are altered.
     """
+    with _opened(path) as (_, attributes):
+        models = parse_object(f'{{"models": {attributes["models"]}}}')
+        names = (*_IDENTIFYING, "head_fingerprint", "embeddings", "virnuc_version")
+        if not all(type(attributes[name]) is int for name in ("index", "begin", "end")):
+            raise ValueError("its attributes are not those of a shard")
+        return {**{name: attributes[name] for name in names}, **models}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[h5py.File, dict[str, Any]]]:
+    """A shard and its attributes; what the block finds wrong with it is damage."""
     try:
         with h5py.File(path, "r") as file:
-            attributes = read_attributes(file)
-            models = parse_object(f'{{"models": {attributes["models"]}}}')
-            names = (*_IDENTIFYING, "head_fingerprint", "embeddings", "virnuc_version")
-            if not all(type(attributes[name]) is int for name in ("index", "begin", "end")):
-                raise ValueError("its attributes are not those of a shard")
-            return {**{name: attributes[name] for name in names}, **models}
+            yield file, read_attributes(file)
     except HDF5_ERRORS as error:
         raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
 
