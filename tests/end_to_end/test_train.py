@@ -72,7 +72,7 @@ def content(head: Path) -> dict[str, bytes]:
 def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
     run = Path(f"{trained}.run")
     assert isinstance(loaded := load_head(trained), ContigHead)
-    assert (loaded.in_features, loaded.spec.classes) == (2 * WIDTH, ("viral", "other"))
+    assert (loaded.widths, loaded.spec.classes) == ((WIDTH, WIDTH), ("viral", "other"))
     assert read_purpose(trained) == HeadPurpose(chunk_length=60, frames="longest", calibrated=False)
     figures = json.loads((run / "training" / "figures.json").read_text())
     assert {row[4] for row in rows(run / "training" / "records.tsv")[1:]} == {"train", "validation", "test"}

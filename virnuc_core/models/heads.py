@@ -337,6 +337,10 @@ class ContigHead(Head):
         virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
         return virus.logsumexp(1) - other.logsumexp(1)
 
+    def chunk_margin(self, logits: Tensor) -> Tensor:
+        """Calibrated log-odds of a virus, fp32 (n,), of logits of rows or chunks (n, K)."""
+        return self.virus_margin(logits) / self.chunk_temperature
+
     def contig_margin(self, logits: Tensor, num_chunks: Tensor) -> Tensor:
         """Calibrated log-odds of a virus, fp32 (R,), of logits of contigs (R, K) with so many scored chunks (R,)."""
         intercept, slope = self.contig_temperature
@@ -355,7 +359,7 @@ class ContigHead(Head):
             )
         dna, protein = features.tensor_split([self.spec.dna_width], dim=1)
         codes = self.row_codes(dna, protein, sizes).half()
-        margin = self.virus_margin(self.chunk(codes.float())) / self.chunk_temperature
+        margin = self.chunk_margin(self.chunk(codes.float()))
         return {"scores": torch.stack((-margin, margin), dim=1).sigmoid(), "codes": codes}
 
     @torch.inference_mode()
@@ -391,7 +395,7 @@ class ContigHead(Head):
                     "the head gives scores that are not finite: its weights are broken, fetch it again."
                 )
             p_contig = _probabilities(self.contig_margin(contig_logits, torch.from_numpy(counts)))
-            p_chunk = _probabilities(self.virus_margin(logits) / self.chunk_temperature)
+            p_chunk = _probabilities(self.chunk_margin(logits))
             p_context = _probabilities(self.virus_margin(context) / self.context_temperature)
             novelty = self.novelty(embedding).double().numpy()
 
