@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from virnuc_core import pipeline
 from virnuc_core.errors import InputError, UsageError
@@ -38,6 +37,9 @@ from virnuc_core.settings import (
     read_settings,
 )
 from virnuc_core.specs import Alphabet
+
+if TYPE_CHECKING:  # slow to import
+    import pandas as pd
 
 __all__ = [
     "Embedder",
@@ -87,10 +89,10 @@ class Predictions:
         folder: the run folder, also of results that were copied to a URL; None for a temporary one.
     """
 
-    viruses: pd.DataFrame
-    contigs: pd.DataFrame
-    chunks: pd.DataFrame
-    rejected: pd.DataFrame
+    viruses: "pd.DataFrame"
+    contigs: "pd.DataFrame"
+    chunks: "pd.DataFrame"
+    rejected: "pd.DataFrame"
     report: Mapping[str, Any]
     folder: Path | None
 
@@ -305,24 +307,14 @@ def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
     return str(path)
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def _read_table(path: Path) -> "pd.DataFrame":
     """Reads a result table; NA in a numeric column is NaN."""
+    import pandas as pd
+
     columns = path.read_text(encoding="utf-8").partition("\n")[0].split("\t")
     # Read as text even where values look like numbers or NA.
-    known = {
-        "seq_name",
-        "topology",
-        "coordinates",
-        "call",
-        "confidence",
-        "status",
-        "best_frame",
-        "class",
-        "id",
-        "file",
-        "reason",
-    }
-    texts = known & {*columns}
+    known = ("seq_name", "topology", "coordinates", "call", "confidence", "class", "best_frame", "status")
+    texts = {*known, "id", "file", "reason"} & {*columns}
     return pd.read_csv(
         path,
         sep="\t",
