@@ -204,8 +204,8 @@ def measure_forward(name: str, planned: PlannedModel, options: argparse.Namespac
     """One case per length distribution; the floor and all distributions are measured in turn."""
     distributions = (options.lengths or USUAL_LENGTHS[planned.family]).split(",")
     started = time.perf_counter()
-    checkpoint, compiled_for = open_checkpoint(planned.location, planned.family), planned.attention
-    model = load_model(checkpoint, device, planned.precision, compiled_for if planned.compiled else None)
+    checkpoint = open_checkpoint(planned.location, planned.family)
+    model = load_model(checkpoint, device, planned.precision, compiled=planned.compiled)
     synchronize(device)
     load_seconds = time.perf_counter() - started
     made = [make_batches(planned, model, lengths, device) for lengths in distributions]
@@ -318,7 +318,7 @@ def machine(device: str) -> Json:
     if device == "cpu":
         return {**found, "device": f"{platform.machine()} CPU", "threads": torch.get_num_threads()}
     names = ("driver_version", "power.limit", "clocks.max.sm")
-    values = next(iter(query_gpus(names, units=True)), ())
+    values = next(iter(query_gpus(names)), ())
     facts = {name.replace(".", "_"): value for name, value in zip(names, values, strict=False)}
     name = torch.cuda.get_device_name(device)
     return {**found, "device": name, "gpus": torch.cuda.device_count(), **facts}

@@ -1,6 +1,7 @@
 """Command line and report of a benchmark."""
 
 import argparse
+import csv
 import json
 import shlex
 import sys
@@ -32,6 +33,12 @@ def command_of(name: str) -> str:
         place = given.index("--out")
         given = given[:place] + given[place + 2 :]
     return shlex.join(["python", "-m", f"benchmarks.{name}", *(Path(word).name for word in given)])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a tab-separated table with a header."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:

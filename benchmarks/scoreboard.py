@@ -11,7 +11,7 @@ is no row of Jaeger. A sequence without a score counts as not called, and ranks 
 
 What is read of each program:
 
-virnuc: `p_virus`, `call` and `tier` of contigs.tsv, where a piece is a contig.
+virnuc: `virus_score`, `call` (a provirus counts as called) and `confidence` of contigs.tsv, where a piece is a contig.
 Jaeger: the softmax over the four class scores, of it the phage's; called by `prediction` ("Jaeger"), and by its table of
 phages, which takes a least score and reliability, too ("Jaeger, filtered").
 6-mers: a logistic regression (benchmarks.kmers); called from 0.5 on.
@@ -44,12 +44,11 @@ from sklearn.metrics import (
 )
 
 from benchmarks.kmers import LENGTHS, NUM_PIECES, TRAINING_FILES, load_training_genomes, shares_found
-from benchmarks.regions import read_rows
-from benchmarks.reports import Json, command_of, options_of, write_report
+from benchmarks.reports import Json, command_of, options_of, read_rows, write_report
 from scripts.train_bundled.evaluation import pieces
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.columns import ByteColumn
-from virnuc_core.training.metrics import KnownCalls, measure
+from virnuc_core.training.metrics import calibration_error
 
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
@@ -210,16 +209,16 @@ def read_contigs(path: Path, count: int) -> Answers:
     """What a contigs.tsv says; rejected records have no row there.
 
     Raises:
-        SystemExit: it has no p_virus of contigs, since the head is for stop-free frames.
+        SystemExit: it is of a head for stop-free frames, which gives contigs no score of their own.
     """
     rows = read_rows(path)
-    if rows and "p_virus" not in rows[0]:
-        raise SystemExit(f"{path.name} has no column p_virus: the scoreboard takes heads for `longest` only")
+    if rows and {row["class"] for row in rows} == {"NA"}:
+        raise SystemExit(f"{path.name} names no classes: the scoreboard takes heads for `longest` only")
     p_virus, is_called, tiers = np.full(count, np.nan), np.zeros(count, np.bool_), ["NA"] * count
     for row in rows:
-        number = _number(row["contig"])
-        p_virus[number], tiers[number] = _score(row["p_virus"]), row["tier"]
-        is_called[number] = row["call"] == "virus"
+        number = _number(row["seq_name"])
+        p_virus[number], tiers[number] = _score(row["virus_score"]), row["confidence"]
+        is_called[number] = row["call"] in ("virus", "provirus")
     return Answers(p_virus=p_virus, is_called=is_called, tiers=tuple(tiers))
 
 
@@ -243,7 +242,7 @@ def read_jaeger(out: Path, count: int) -> dict[str, Answers]:
 def read_kmers(path: Path, count: int) -> Answers:
     p_virus = np.full(count, np.nan)
     for row in read_rows(path):
-        p_virus[_number(row["contig"])] = _score(row["p_virus"])
+        p_virus[_number(row["seq_name"])] = _score(row["virus_score"])
     return Answers(p_virus=p_virus, is_called=np.nan_to_num(p_virus) >= 0.5)
 
 
@@ -309,29 +308,23 @@ def speeds(used: Json, bases: int, start_up: float) -> Json:
 
 def figures(answers: Answers, own: SequenceSet, rows: Bool) -> Json:
     """Figures of the chosen rows, bool (n,), with the refused sequences as not called and below every score."""
-    class_names, classes = np.unique(np.array(own.kinds), return_inverse=True)
-    calls = KnownCalls(
-        is_viral=own.is_viral,
-        is_called=answers.is_called,
-        p_virus=answers.p_virus,
-        classes=classes,
-        class_names=tuple(class_names.tolist()),
-        lengths=np.zeros(len(own.is_viral), np.int64),
-    ).take(rows)
-    ranks, of_scored = np.where(calls.is_scored, calls.p_virus, -1.0), measure(calls)
-    viral, called, has_called = calls.is_viral, calls.is_called, bool(calls.is_called.any())
-    has_both = bool(viral.any() and not viral.all())
+    viral, called, p_virus = own.is_viral[rows], answers.is_called[rows], answers.p_virus[rows]
+    kinds, is_scored = np.array(own.kinds)[rows], ~np.isnan(p_virus)
+    ranks, has_both = np.where(is_scored, p_virus, -1.0), bool(viral.any() and not viral.all())
+    scored = viral[is_scored]
+    counts = np.bincount(scored, minlength=2)
+    weights = 1 / counts[scored.astype(int)]
     return {
         "sequences": len(ranks),
         "viral": int(viral.sum()),
-        "scored": _mean(calls.is_scored),
+        "scored": _mean(is_scored),
         "auroc": _rounded(roc_auc_score(viral, ranks)) if has_both else None,
         "auprc": _rounded(average_precision_score(viral, ranks)) if has_both else None,
         "mcc": _rounded(matthews_corrcoef(viral, called)) if has_both else None,
-        "precision": _rounded(precision_score(viral, called)) if has_called else None,
+        "precision": _rounded(precision_score(viral, called)) if called.any() else None,
         "recall": _rounded(recall_score(viral, called)) if viral.any() else None,
-        "ece_balanced": of_scored.ece_balanced,
-        "called_virus": {one.name: _rounded(one.called_virus / one.count) for one in of_scored.by_class},
+        "ece_balanced": calibration_error(p_virus[is_scored], scored, weights) if counts.all() else None,
+        "called_virus": {kind: _mean(called[kinds == kind]) for kind in np.unique(kinds).tolist()},
     }
 
 

@@ -21,13 +21,12 @@ CHUNK_LENGTHS = (500, 300)
 
 
 def measure_chunks(rows: list[dict[str, str]], class_of: dict[str, str]) -> Json:
-    names = [class_of[row["contig"]] for row in rows]
+    names = [class_of[row["seq_name"]] for row in rows]
     class_names, classes = np.unique(names, return_inverse=True)
     is_scored = np.array([row["status"] == "scored" for row in rows])
     calls = KnownCalls(
         is_viral=np.array(names) == "viral",
-        is_called=np.array([row["call"] == "virus" for row in rows]),
-        p_virus=np.array([float(row["p_virus"].replace("NA", "nan")) for row in rows]),
+        p_virus=np.array([float(row["virus_score"].replace("NA", "nan")) for row in rows]),
         classes=classes,
         class_names=tuple(class_names.tolist()),
         lengths=np.zeros(len(rows), np.int64),
@@ -69,7 +68,7 @@ def main() -> None:
     for chunk_length in CHUNK_LENGTHS:
         with tempfile.TemporaryDirectory() as scratch:
             run = predict(arguments.fasta, Path(scratch), str(chunk_length))
-            rows = read_rows(run / "predictions.tsv")
+            rows = read_rows(run / "chunks.tsv")
         results[str(chunk_length)] = measure_chunks(rows, classes)
     what = {"command": command_of("val_auroc"), "data": arguments.fasta.name}
     print_and_write({**what, "chunk_length": results}, arguments.out)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from virnuc_core.inference.events import (
     GpuSample,
     LaneEvent,
-    LaneFailed,
     LaneFinished,
     LaneReport,
     LaneStarted,
@@ -26,7 +25,7 @@ def started(lane: int = 0, host: str = "box", shards: tuple[int, ...] = (0, 1)) 
 
 
 def loaded(lane: int = 0) -> ModelsLoaded:
-    return ModelsLoaded(lane=lane, device="cuda:0", device_name="NVIDIA Made", seconds=2.0)
+    return ModelsLoaded(lane=lane, device_name="NVIDIA Made")
 
 
 def counters(frames: int = 10) -> ShardCounters:
@@ -46,12 +45,8 @@ def sample(utilization: float, memory_gb: float, lane: int = 0) -> GpuSample:
     return GpuSample(lane=lane, utilization=utilization, memory_bytes=int(memory_gb * 1e9))
 
 
-def failed(lane: int = 0) -> LaneFailed:
-    return LaneFailed(lane=lane, error="LaneError", message="gone", retryable=True)
-
-
-def finished(lane: int = 0, seconds: float = 6.0) -> LaneFinished:
-    return LaneFinished(lane=lane, seconds=seconds)
+def finished(lane: int = 0) -> LaneFinished:
+    return LaneFinished(lane=lane)
 
 
 def report(lane: int = 0, begin: float = 0.0, seconds: float = 12.0, shards: int = 2) -> LaneReport:

@@ -16,9 +16,8 @@ from virnuc_core.inference import runner
 from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.runner import LoadedModels, load_planned_head
+from virnuc_core.inference.runner import LoadedModels, load_planned_head, run_shards
 from virnuc_core.inference.sharding import SHARD_SECONDS
-from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.models.checkpoint import (
     DNABERT,
@@ -116,7 +115,7 @@ def copy_of(run: MadeRun, root: Path) -> MadeRun:
 def write_results(run: MadeRun) -> None:
     """All files of a computed run except its report."""
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, run.head)
+    write_tables(run.folder, run.store, run.head, run.plan.calls)
 
 
 def plan_run(
@@ -254,7 +253,7 @@ def record_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def load(
-        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, *_: object
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, **_: object
     ) -> Encoder:
         names.append(checkpoint.name)
         return load_model(checkpoint, device, precision)

@@ -11,23 +11,20 @@ from virnuc_core.files import write_text
 
 MAX_FAILURES: Final = 3
 """Lanes in a row that a device may fail."""
-_RUNNING: Final = " running"
+_RUNNING: Final = "running"
 
 _log = logging.getLogger(__name__)
 
 
 def count_failures(record: Path) -> int | None:
     """Lanes in a row that have failed; None before the first lane."""
-    try:
-        return int(record.read_text().removesuffix(_RUNNING))
-    except FileNotFoundError:
-        return None
+    return _read(record)[0]
 
 
 def settle_failures(record: Path) -> int | None:
     """As `count_failures`, when no lane is at work: one that is said to be was killed, and has failed."""
-    failures = count_failures(record)
-    if failures is not None and record.read_text().endswith(_RUNNING):
+    failures, is_running = _read(record)
+    if failures is not None and is_running:
         failures += 1
         _write(record, str(failures))
     return failures
@@ -41,7 +38,7 @@ def recording_device(record: Path | None) -> Iterator[None]:
         return
     before = count_failures(record) or 0
     left = before + 1
-    _write(record, f"{before}{_RUNNING}")
+    _write(record, f"{before} {_RUNNING}")
     try:
         yield
         left = 0
@@ -52,6 +49,14 @@ def recording_device(record: Path | None) -> Iterator[None]:
         raise
     finally:
         _write(record, str(left))
+
+
+def _read(record: Path) -> tuple[int | None, bool]:
+    try:
+        failures, _, state = record.read_text().partition(" ")
+    except FileNotFoundError:
+        return None, False
+    return int(failures), state == _RUNNING
 
 
 def _write(record: Path, text: str) -> None:

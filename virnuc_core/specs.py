@@ -1,7 +1,9 @@
 """Shared types of a run: choices, model architecture, input identity."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 Family = Literal["esm2", "dnabert_s"]
 FAMILY_NAMES: Final[dict[Family, str]] = {"dnabert_s": "DNABERT-S", "esm2": "ESM-2"}
@@ -28,6 +30,7 @@ ChunkRule = int | str
 # 2,000 bp, and of 1,000 bp from there on.
 CHUNKS_BY_RECORD: Final = "auto:500<2000,1000"
 CODE_WIDTH: Final = 64  # of the row codes of a head for the longest stretches
+Size = Annotated[int, Field(gt=0, lt=1 << 31)]
 
 
 def chunk_steps(rule: ChunkRule) -> tuple[tuple[int, int | None], ...]:
@@ -68,12 +71,12 @@ class ModelSpec:
     """
 
     family: Family
-    num_layers: int
-    embedding_dim: int
-    num_heads: int
-    ffn_dim: int
-    vocab_size: int
-    layer_norm_eps: float
+    num_layers: Size
+    embedding_dim: Size
+    num_heads: Size
+    ffn_dim: Size
+    vocab_size: Size
+    layer_norm_eps: Annotated[float, Field(gt=0, lt=1)]
     token_dropout: bool = False
 
     @property

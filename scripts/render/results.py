@@ -120,12 +120,6 @@ def region_length_rows(results: Results) -> Iterator[Json]:
             yield {**result, **group, "kind": "all" if length == "all" else f"{int(length):,} bp"}
 
 
-def region_tier_rows(results: Results) -> Iterator[Json]:
-    for result in region_rows(results):
-        for tier, regions in result["by_tier"].items():
-            yield {**result, **regions, "tier": tier}
-
-
 def score_sets(results: Results) -> Iterator[Json]:
     """The sets of the scoreboard; `title` is the length of the pieces, or the set's name."""
     for own in results["scoreboard"]["sets"]:
@@ -228,16 +222,11 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
         ),
         "runs": table("file|command|machine", "{file}.json|`{command}`|{machine}", run_rows),
     },
-    "docs/regions.md": {
+    "docs/proviruses.md": {
         "figures": table(
             "windows|chunks|segments|contigs|precision|recall|F1",
             "{windows}|{chunks}|{kind}|{contigs}|{precision:.3f}|{recall:.3f}|{f1:.3f}",
             region_length_rows,
-        ),
-        "tiers": table(
-            "windows|chunks|tier|regions|their bases that are viral",
-            "{windows}|{chunks}|`{tier}`|{regions}|{precision:.1%}",
-            region_tier_rows,
         ),
     },
     "docs/accuracy.md": {
@@ -254,7 +243,7 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
             lambda results: score_rows(results, subset="without eukaryotic viruses"),
         ),
         "tiers": table(
-            "sequences|tier|number|called right|called virus|of these viral",
+            "sequences|confidence|number|called right|called virus|of these viral",
             "{title}|`{tier}`|{sequences:,}|{right:percent}|{called_virus:,}|{precision:percent}",
             score_tier_rows,
         ),

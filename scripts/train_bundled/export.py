@@ -21,7 +21,7 @@ from virnuc_core.models.checkpoint import (
 )
 from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.heads import load_head, save_head
-from virnuc_core.models.hub import SUMS_NAME, write_sums
+from virnuc_core.models.hub import write_sums
 from virnuc_core.specs import ModelSpec
 
 _ESM2: Final = "esm2_tiny"
@@ -43,11 +43,11 @@ def export(network: Network, tokenizer: Path, folder: Path, settings: dict[str, 
         (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         if encoder is network.dnabert:
             shutil.copyfile(tokenizer, folder / TOKENIZER)
-        write_sums(folder / name, (path for path in (folder / name).iterdir() if path.name != SUMS_NAME))
+        write_sums(folder / name)
     head = folder / _HEAD
     head.parent.mkdir(exist_ok=True)
     save_head(network.head, head, {"training": settings})
-    write_sums(head.parent, head.parent.glob("*.safetensors"))
+    write_sums(head.parent)
 
 
 def load_exported(network: Network, folder: Path) -> None:

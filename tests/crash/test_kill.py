@@ -46,7 +46,7 @@ def finish(run: MadeRun) -> dict[str, bytes]:
     LocalLanes(("cpu",), in_processes=True).compute(run.folder)
     remove_shard_temporaries(run.folder, range(len(run.plan.shards)))
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, run.head)
+    write_tables(run.folder, run.store, run.head, run.plan.calls)
     files = [path for path in run.folder.root.rglob("*") if path.is_file() and "damaged" not in path.name]
     return {str(path.relative_to(run.folder.root)): path.read_bytes() for path in files}
 
@@ -79,7 +79,7 @@ def test_kill_the_lane(run: MadeRun, expected: dict[str, bytes], shards_before: 
     times = {index: run.folder.shard(index).stat().st_mtime_ns for index in kept}
     # What a kill in the middle of writing leaves.
     run.folder.shards.mkdir(exist_ok=True)
-    finals = (run.folder.embeddings, run.folder.contigs, run.folder.predictions)
+    finals = (run.folder.embeddings, run.folder.contigs, run.folder.chunks)
     for path in (run.folder.shard(shards_before), *finals):
         temporary_name(path).write_bytes(b"half a file")
     assert finish(run) == expected

@@ -34,26 +34,45 @@ def test_the_viral_contigs_of_the_examples_are_found(
     assert document["chunk_length"] == CHUNKS_BY_RECORD
     assert document["notes"]
 
-    labels = column(examples_dir / "labels.tsv", "contig", "label")
-    calls = column(out / "contigs.tsv", "contig", "call")
+    labels = column(examples_dir / "labels.tsv", "seq_name", "label")
+    by_default = column(out / "virus_summary.tsv", "seq_name", "topology")
+    virnuc.done("predict", examples_dir / "contigs.fa.gz", "--out", out, "--relaxed")
+    calls = column(out / "contigs.tsv", "seq_name", "call")
     viral = [contig for contig in calls if calls[contig] == "virus"]
     assert calls.keys() == labels.keys()
-    assert set(viral) == {contig for contig in labels if labels[contig] == "virus"}
-    p_virus, classes, novelty = (
-        column(out / "contigs.tsv", "contig", name) for name in ("p_virus", "class", "novelty")
+    assert (
+        set(viral) == {contig for contig in labels if labels[contig] == "virus"} >= by_default.keys() > set()
     )
-    assert {contig for contig, p in p_virus.items() if float(p) >= 0.5} == set(viral)
+    classes, novelty = (column(out / "contigs.tsv", "seq_name", name) for name in ("class", "novelty"))
     assert {contig for contig, name in classes.items() if name.endswith("virus")} == set(viral)
     assert all(0 <= float(distance) <= 2 for distance in novelty.values())
-    with gzip.open(out / "viral_contigs.fa.gz", "rt") as file:
+    with gzip.open(out / "virus.fa.gz", "rt") as file:
         assert [record.id for record in SeqIO.parse(file, "fasta")] == viral
-    tiers = column(out / "regions.tsv", "contig", "tier")
-    assert tiers.keys() == set(viral)
-    assert set(tiers.values()) <= {"confident", "likely"}
-    assert pq.read_table(out / "contigs.parquet")["contig"].to_pylist() == list(calls)
+    assert column(out / "virus_summary.tsv", "seq_name", "topology") == dict.fromkeys(viral, "linear")
+    assert pq.read_table(out / "contigs.parquet")["seq_name"].to_pylist() == list(calls)
 
     virnuc.done("inspect", out)
-    (out / "regions.bed").write_text("")
+    (out / "virus.bed").write_text("")
     changed = virnuc("inspect", out)
     assert changed.code == 4
-    assert "regions.bed is not as it was" in changed.out
+    assert "virus.bed is not as it was" in changed.out
+
+
+def test_a_phage_in_a_bacterial_contig_is_a_provirus(
+    virnuc: CommandLine, examples_dir: Path, tmp_path: Path
+) -> None:
+    with gzip.open(examples_dir / "contigs.fa.gz", "rt") as file:
+        bases = {record.id: str(record.seq) for record in SeqIO.parse(file, "fasta")}
+    coli, phage, more_coli = (bases[name] for name in ("contig_09", "contig_03", "contig_13"))
+    fasta, out = tmp_path / "joined.fa", tmp_path / "run"
+    fasta.write_text(f">lysogen\n{coli}{phage}{more_coli}\n>host\n{coli}{more_coli}\n")
+    document = virnuc.done("predict", fasta, "--out", out, "--json").document
+    assert column(out / "contigs.tsv", "seq_name", "call") == {"lysogen": "provirus", "host": "nonviral"}
+    [(name, coordinates)] = column(out / "virus_summary.tsv", "seq_name", "coordinates").items()
+    start, end = map(int, coordinates.split("-"))
+    assert name == f"lysogen|provirus_{start}_{end}"
+    begin, stop = len(coli), len(coli) + len(phage)
+    shared = min(end, stop) - max(start - 1, begin)
+    assert shared / (max(end, stop) - min(start - 1, begin)) >= 0.7
+    assert column(out / "virus_summary.tsv", "topology", "class") == {"provirus": "prokaryotic virus"}
+    assert (document["counts"]["contigs_provirus"], document["counts"]["proviruses"]) == (1, 1)

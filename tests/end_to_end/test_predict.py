@@ -22,10 +22,10 @@ from virnuc_core.specs import CHUNKS_BY_RECORD
 pytestmark = pytest.mark.usefixtures("prefect_server", "small_shards")
 
 RESULTS = {
-    *("contigs.parquet", "contigs.tsv", "embeddings.h5", "predictions.parquet", "predictions.tsv"),
-    *("prediction_results.txt", "prediction_results_highestscore.csv", "regions.bed", "regions.fa.gz"),
-    *("regions.gff3", "regions.parquet", "regions.tsv", "rejected.tsv", "report.html"),
-    *("viral_contigs.fa.gz", "virnuc_mqc.json", "run.json", "plan.json", "frames", "shards"),
+    *("virus_summary.tsv", "virus_summary.parquet", "virus.fa.gz", "virus.bed", "virus.gff3"),
+    *("contigs.tsv", "contigs.parquet", "chunks.tsv", "chunks.parquet", "embeddings.h5"),
+    *("prediction_results.txt", "prediction_results_highestscore.csv", "rejected.tsv", "report.html"),
+    *("virnuc_mqc.json", "run.json", "plan.json", "frames", "shards"),
 }
 STAGES = ["index", "plan", "embed", "validate", "aggregate", "classify", "publish"]
 
@@ -39,7 +39,7 @@ def test_every_result_is_there_and_every_record_accounted_for(finished: Path) ->
     contigs = [row[0] for row in rows(finished / "contigs.tsv")[1:]]
     assert contigs == [*(f"contig_{i}" for i in range(5)), "closed"]
     assert [row[1] for row in rows(finished / "rejected.tsv")[1:]] == ["not_dna"]
-    assert rows(finished / "predictions.tsv")[-1][-1] == "no_open_frame"
+    assert rows(finished / "chunks.tsv")[-1][-1] == "no_open_frame"
     with h5py.File(finished / "embeddings.h5") as file:
         num_frames = len(file["frame_ids"])
         assert file["dna"].shape == file["protein"].shape == (num_frames, WIDTH)
@@ -55,8 +55,8 @@ def test_a_head_of_no_single_length_cuts_records_by_their_own(
     command = ("predict", fasta, "--out", out, *models.flags, "--head", models.longest_head)
     document = virnuc.done(*command, "--json").document
     assert document["chunk_length"] == CHUNKS_BY_RECORD
-    table = rows(out / "predictions.tsv")
-    contig, start, end = (table[0].index(name) for name in ("contig", "start", "end"))
+    table = rows(out / "chunks.tsv")
+    contig, start, end = (table[0].index(name) for name in ("seq_name", "start", "end"))
     sizes = {row[contig]: int(row[end]) - int(row[start]) + 1 for row in table[:0:-1]}
     assert [sizes[f"r{length}"] for length in lengths] == [150, 500, 1000, 1000, 1000, 1000]
     assert virnuc.done(*command, "--json").document["shards"]["computed"] == 0
@@ -95,40 +95,39 @@ def test_continues_without_computing_again_and_starts_over_with_force(
     assert visible_names(run) == {*RESULTS, "notes.txt"}
 
 
-def test_another_threshold_reuses_the_shards(
+def test_another_rule_of_calls_reuses_the_shards(
     virnuc: CommandLine, models: MadeModels, contigs: Path, run: Path
 ) -> None:
     command = ("predict", contigs, "--out", run, *models.flags)
-    before = json.loads((run / "run.json").read_text())
-    strict = virnuc.done(*command, "--json", "--threshold", 0.999).document
-    assert strict["shards"] == {"total": 5, "computed": 0}
-    assert json.loads((run / "run.json").read_text())["threshold"] == strict["threshold"] == 0.999
-    assert strict["counts"]["viral_chunks"] < before["counts"]["viral_chunks"]
-    virnuc.done("inspect", run)
+    chunks = (run / "chunks.tsv").read_bytes()
+    numbers = []
+    for threshold in (1e-6, 0.999999):
+        document = virnuc.done(*command, "--json", "--threshold", threshold).document
+        assert document["shards"] == {"total": 5, "computed": 0}
+        assert json.loads((run / "run.json").read_text())["calls"] == document["calls"]
+        assert document["calls"] == {"threshold": threshold, "fdr": None, "prior": None}
+        numbers.append(document["counts"]["contigs_virus"])
+        assert len(rows(run / "virus_summary.tsv")) == 1 + numbers[-1]
+        virnuc.done("inspect", run)
+    assert numbers == [5, 0]
+    assert (run / "chunks.tsv").read_bytes() == chunks
+    virnuc.refused(2, "head.safetensors gives none", *command, "--fdr", 0.05)
 
 
-def test_contigs_are_called_at_a_promised_rate(
+def test_contigs_are_called_by_the_sample_with_a_calibrated_head(
     virnuc: CommandLine, models: MadeModels, contigs: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    command = ("predict", contigs, "--out", run, *models.flags)
-    virnuc.refused(2, "head.safetensors gives none", *command, "--fdr", 0.05)
-    assert not run.exists()
-
-    command = (*command, "--head", models.longest_head)
+    command = ("predict", contigs, "--out", run, *models.flags, "--head", models.longest_head)
     plain = virnuc.done(*command, "--json").document
-    assert (plain["fdr"], plain["sample"]["fdr"], plain["sample"]["threshold"]) == (None, None, 0.5)
-    for fdr in (0.999, 1e-6):
-        document = virnuc.done(*command, "--json", "--fdr", fdr).document
-        assert document["shards"] == {"total": plain["shards"]["total"], "computed": 0}
-        assert json.loads((run / "run.json").read_text())["sample"] == document["sample"]
-        assert (document["fdr"], document["sample"]["fdr"], document["threshold"]) == (fdr, fdr, 0.5)
-        virnuc.done("inspect", run)
-    assert (document["counts"]["contigs_virus"], document["sample"]["threshold"]) == (0, None)
-    assert (
-        "no contig can be called for a false discovery rate of at most 0.0001 %"
-        in virnuc.done(*command, "--fdr", 1e-6).out
-    )
+    relaxed = virnuc.done(*command, "--json", "--relaxed").document
+    assert relaxed["sample"]["threshold"] == 0.5
+    assert relaxed["sample"]["share"] == plain["sample"]["share"]
+    given = virnuc.done(*command, "--json", "--prior", 0.9, "--fdr", 1e-6).document
+    assert (given["sample"]["share"], given["sample"]["threshold"]) == (0.9, None)
+    assert given["counts"]["contigs_virus"] == 0
+    assert given["shards"] == {"total": plain["shards"]["total"], "computed": 0}
+    assert "expected false positives: 0.0 (0.0%)" in given["summary"]
     assert virnuc.done(*command, "--json").document["sample"] == plain["sample"]
 
 
@@ -137,7 +136,7 @@ def test_refuses_to_mix_runs_and_names_both_values(
 ) -> None:
     other = tmp_path / "other.fa"
     other.write_text(f">one\n{random_dna(600, seed=9)}\n>short\nACGTACGT\n")
-    predictions = (run / "predictions.tsv").read_bytes()
+    chunks = (run / "chunks.tsv").read_bytes()
     for source, changes, values in (
         (contigs, ("--chunk-length", 300), ("500", "300")),
         (contigs, ("--min-length", 1000), ("1000",)),
@@ -148,7 +147,7 @@ def test_refuses_to_mix_runs_and_names_both_values(
         assert all(value in error for value in values)
     with open_run_folder(run, force=False):
         virnuc.refused(2, "another run", "predict", contigs, "--out", run, *models.flags)
-    assert (run / "predictions.tsv").read_bytes() == predictions
+    assert (run / "chunks.tsv").read_bytes() == chunks
     virnuc.done("predict", other, "--out", run, "--force", "--min-length", 100, *models.flags)
     assert [row[0] for row in rows(run / "contigs.tsv")[1:]] == ["one"]
     assert rows(run / "rejected.tsv")[1][4].startswith("shorter than 100")
@@ -233,7 +232,7 @@ def test_shards_that_are_damaged_or_swapped_are_computed_again(
         "shard_00000.h5.damaged-1",
         "shard_00001.h5.damaged-1",
     ]
-    for name in ("embeddings.h5", "predictions.tsv", "contigs.tsv"):
+    for name in ("embeddings.h5", "chunks.tsv", "contigs.tsv"):
         assert (out / name).read_bytes() == (finished / name).read_bytes()
     assert "shard_00000.h5 is not whole" in caplog.text
     assert "shard_00001.h5 is of another run" in caplog.text

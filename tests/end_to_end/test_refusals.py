@@ -10,7 +10,7 @@ from tests.end_to_end.conftest import CommandLine, random_dna
 FASTA = f">a\n{random_dna(600, seed=1)}\n>bad\nEFILPQEFILPQ\n"
 MINE = "nobody else has this\n"
 CONTENT = {"": MINE, "fasta": FASTA, "json": '{"plan": "holidays"}'}
-TABLES = "contigs.tsv regions.tsv regions.bed run.json predictions.tsv report.html embeddings.h5"
+TABLES = "contigs.tsv virus_summary.tsv virus.bed run.json chunks.tsv report.html embeddings.h5"
 EMBED, FRAMES = "embed in.fa --model dnabert:tiny --out", "frames in.fa --chunk-length"
 PREDICT, TRAIN = "predict in.fa --out run", "train --viral in.fa --other other.fa --out"
 
@@ -35,10 +35,10 @@ REFUSED: list[tuple[str, str, int, str]] = [
     (f"{EMBED} a.h5", "a.h5.run/lanes->../elsewhere elsewhere/notes", 2, "a.h5.run/lanes | link"),
     # An input in the place of a result.
     (
-        "predict viral_contigs.fa.gz --out .",
-        "viral_contigs.fa.gz=fasta",
+        "predict virus.fa.gz --out .",
+        "virus.fa.gz=fasta",
         2,
-        "viral_contigs.fa.gz | is the input",
+        "virus.fa.gz | is the input",
     ),
     (
         "predict run/contigs.tsv in.fa --out run --force",
@@ -46,7 +46,7 @@ REFUSED: list[tuple[str, str, int, str]] = [
         2,
         "run/contigs.tsv | is the input",
     ),
-    ("predict link.fa --out .", "link.fa->regions.fa.gz regions.fa.gz=fasta", 2, "link.fa | is the input"),
+    ("predict link.fa --out .", "link.fa->virus.gff3 virus.gff3=fasta", 2, "link.fa | is the input"),
     ("predict sequences/genbank_1.fa --out . --force", "sequences/genbank_1.fa=fasta", 2, "is the input"),
     (
         "evaluate --viral sequences/genbank_1.fa --other in.fa --out .",

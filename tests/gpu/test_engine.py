@@ -165,7 +165,7 @@ def broken_loader(value: float) -> Callable[..., Encoder]:
     """A `load_model` that sets a bias of the last layer to a value its precision may not represent."""
 
     def load(
-        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, *_: object
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, **_: object
     ) -> Encoder:
         model = load_model(checkpoint, device, precision)
         model.get_submodule(f"layers.{model.spec.num_layers - 1}.ffn_out").get_parameter("bias").data[0] = (

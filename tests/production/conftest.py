@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 LANE_MINUTES = 0.06 if ON_GPUS else 0.12
 NUM_GENOMES = 120 if ON_GPUS else 30
 WORKERS = ("--devices", "0,1") if ON_GPUS else ("--devices", "cpu", "--workers", "2")
-RESULTS = ("predictions.tsv", "contigs.tsv", "embeddings.h5")
+RESULTS = ("chunks.tsv", "contigs.tsv", "embeddings.h5")
 
 Event = TypeVar("Event", bound=LaneEvent)
 

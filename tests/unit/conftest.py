@@ -28,5 +28,5 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, made_models: MadeMode
     with LaneProcess("cpu") as lane:
         lane.run(run.folder, range(len(run.plan.shards)), 0, ignore)
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, run.head)
+    write_tables(run.folder, run.store, run.head, run.plan.calls)
     return run

@@ -103,12 +103,12 @@ def test_frames_have_the_columns_of_the_tables(made_models: MadeModels, tmp_path
     pairs = [("NA", "ATGGCC" * 30), ("0012", "TTAATTAACTAGCTAG" * 12), ("empty", "")]
     found = predict_made(made_models, pairs)
     assert found.folder is None
-    assert found.contigs["contig"].tolist() == ["NA", "0012"]
+    assert found.contigs["seq_name"].tolist() == ["NA", "0012"]
     assert found.contigs["call"].tolist()[1] == "unscored"
-    assert found.contigs["mean_p"].isna().tolist() == [False, True]
+    assert found.contigs["virus_score"].isna().tolist() == [False, True]
     assert found.chunks["chunk"].dtype.kind == "i"
     assert found.rejected["id"].tolist() == ["empty"]
-    assert found.regions.columns.tolist()[:3] == ["contig", "start", "end"]
+    assert found.viruses.columns.tolist()[:3] == ["seq_name", "length", "topology"]
     assert found.report["counts"]["records"] == 2
     fasta = tmp_path / "pairs.fa.gz"
     with gzip.open(fasta, "wt") as file:

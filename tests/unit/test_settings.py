@@ -16,6 +16,7 @@ from virnuc_core.settings import (
     predict_config,
     read_settings,
 )
+from virnuc_core.specs import CallRule
 
 EVERY_ENGINE_SETTING: dict[str, Any] = {
     "repr_layer": 3,
@@ -77,10 +78,13 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
         (PredictSettings, {"threshold": float("nan")}, "threshold"),
         (PredictSettings, {"fdr": 0.0}, "fdr"),
         (PredictSettings, {"fdr": 1}, "fdr"),
+        (PredictSettings, {"prior": 0}, "prior"),
+        (PredictSettings, {"fdr": 0.05, "threshold": 0.9}, "--threshold and --fdr exclude each other"),
+        (PredictSettings, {"relaxed": True, "threshold": 0.9}, "--relaxed and --threshold exclude"),
         (
             PredictSettings,
-            {"fdr": 0.05, "threshold": 0.9},
-            r"--fdr 0\.05 .* leave out --threshold 0\.9, or --fdr",
+            {"relaxed": True, "fdr": 0.1, "prior": 0.1},
+            "--relaxed and --fdr and --prior exclude",
         ),
         (PredictSettings, {"colour": "red"}, "colour"),
         (LaneSettings, {"mode": "cloud"}, "mode"),
@@ -91,6 +95,16 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
 def test_wrong_values_are_named(kind: type[Settings], values: dict[str, object], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         read_settings(kind, values)
+
+
+def test_calls_are_by_the_sample_a_rate_a_share_or_a_threshold() -> None:
+    for given, rule in (
+        ({}, CallRule()),
+        ({"relaxed": True}, CallRule(threshold=0.5)),
+        ({"threshold": 0.7}, CallRule(threshold=0.7)),
+        ({"fdr": 0.05, "prior": 0.2}, CallRule(fdr=0.05, prior=0.2)),
+    ):
+        assert PredictSettings.model_validate(given).calls == rule
 
 
 def test_every_setting_reaches_the_run() -> None:

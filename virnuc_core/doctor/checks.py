@@ -21,9 +21,8 @@ from virnuc_core.inference.lane_process import LaneProcess
 from virnuc_core.inference.lanes import ignore
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.runner import LoadedModels, run_shards
 from virnuc_core.inference.shard import iter_shard_results
-from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import CATALOGUE, frames_of
 from virnuc_core.models.kernels import MIN_CAPABILITY
@@ -83,7 +82,7 @@ def version_findings() -> Iterator[Finding]:
 
 def device_findings() -> Iterator[Finding]:
     """CUDA, Triton, and every device that runs may use, with what "auto" resolves to there."""
-    rows = query_gpus(("driver_version",), units=False)
+    rows = query_gpus(("driver_version",))
     seen = torch.cuda.device_count()
     yield _cuda(rows[0][0] if rows else "", len(rows), seen)
     if seen:

@@ -179,7 +179,7 @@ def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, Callable[[str],
         encoder_attention_heads=spec.num_heads,
         token_dropout=spec.token_dropout,
     )
-    tensors, _ = read_tensors(checkpoint.files[0])
+    tensors = read_tensors(checkpoint.files[0])
     model, alphabet = load("esm2", {"cfg": {"model": arguments}, "model": tensors})
     model = model.eval().to(device)
     convert, last = alphabet.get_batch_converter(), spec.num_layers

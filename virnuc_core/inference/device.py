@@ -18,7 +18,6 @@ from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.specs import FRAME_KINDS, FrameRule, ModelSpec, Precision, ResolvedPrecision
 
-_LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
 
 _log = logging.getLogger(__name__)
@@ -94,11 +93,6 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
             "fp8 needs virnuc's kernels, and with them the Triton that comes with torch: install it, or use "
             "--precision fp16 or bf16"
         )
-    if choice == "fp8" and not hasattr(torch, "_scaled_mm"):
-        raise DeviceError(
-            f"torch {torch.__version__} has no scaled fp8 matrix product: install another torch, or use "
-            "--precision fp16"
-        )
     return choice
 
 
@@ -162,9 +156,10 @@ def needed_bytes(spec: ModelSpec, precision: ResolvedPrecision, token_budget: in
 def weight_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
     """Memory of the weights on the device."""
     ffn_matrices = 2 if spec.family == "esm2" else 3
+    layer_bytes = 1 if precision == "fp8" else _ACTIVATION_BYTES[precision]
     layer = 4 * spec.embedding_dim**2 + ffn_matrices * spec.embedding_dim * spec.ffn_dim
     outside = spec.vocab_size * spec.embedding_dim
-    return spec.num_layers * layer * _LAYER_BYTES[precision] + outside * _ACTIVATION_BYTES[precision]
+    return spec.num_layers * layer * layer_bytes + outside * _ACTIVATION_BYTES[precision]
 
 
 def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
@@ -173,7 +168,7 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
     Uses nvidia-smi: a CUDA context takes memory on every GPU, and blocks lanes from GPUs in exclusive-process mode. Memory
     of a GPU that nvidia-smi does not list counts as free.
     """
-    rows = query_gpus(("uuid", "memory.free"), units=False)
+    rows = query_gpus(("uuid", "memory.free"))
     free_by_uuid = {row[0]: int(row[1]) << 20 for row in rows if len(row) == 2 and row[1].isdecimal()}
     found = []
     for device in devices:

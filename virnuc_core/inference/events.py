@@ -62,11 +62,9 @@ class LaneStarted(LaneEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelsLoaded(LaneEvent):
-    """Models are on the device, `seconds` after the lane started."""
+    """Models are on the device, of this hardware."""
 
-    device: str
     device_name: str
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,9 +96,7 @@ class LaneFailed(LaneEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneFinished(LaneEvent):
-    """All shards of the lane are committed, `seconds` after it started."""
-
-    seconds: float
+    """All shards of the lane are committed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,13 +139,18 @@ def lane_report(events: Sequence[LaneEvent], journal: str = "") -> LaneReport:
     """The work of one lane, from its events since a `LaneStarted`."""
     starts = [event for event in events if isinstance(event, LaneStarted)]
     loads = [event for event in events if isinstance(event, ModelsLoaded)]
+    beginnings = [event for event in events if isinstance(event, LaneStarted | ModelsLoaded)]
     return LaneReport(
         lane=starts[-1].lane,
         host=starts[-1].host,
         device=starts[-1].device,
         device_name=loads[-1].device_name if loads else "",
         started=starts[0].time,
-        load_seconds=sum(load.seconds for load in loads),
+        load_seconds=sum(
+            after.time - before.time
+            for before, after in pairwise(beginnings)
+            if isinstance(after, ModelsLoaded)
+        ),
         # Without the gaps between processes.
         seconds=sum(
             after.time - before.time

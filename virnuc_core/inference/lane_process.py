@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from logging.handlers import QueueHandler
 from multiprocessing import Pipe
@@ -24,30 +23,18 @@ from typing import TYPE_CHECKING, Final, Self
 
 from virnuc_core.env_config import available_threads, child_environment, env, physical_gpu
 from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
-from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
-from virnuc_core.inference.plan import read_plan
+from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ShardDone
+from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.with_parent import end_with_parent
 
 if TYPE_CHECKING:  # imports torch
     from virnuc_core.inference.runner import LoadedModels
 
-_FINISHED: Final = "finished"
 # Not by `multiprocessing`, which runs the user's script again in its children. The last arguments are the parent's path.
 _COMMAND: Final = (
     "import sys; sys.path[:] = sys.argv[3:]; "
     "from virnuc_core.inference.lane_process import serve; serve(int(sys.argv[1]), sys.argv[2])"
-)
-_SIGNAL_HINTS: Final = {
-    "SIGKILL": " (often: the machine ran out of memory)",
-    "SIGBUS": " (often: a file of the run was cut short, or its disk failed, while it was read)",
-}
-_SIGNS_OF_LOST_DEVICE: Final = (
-    "CUDA error",
-    "CUDA driver error",
-    "Triton Error [CUDA]",
-    "CUDNN_STATUS",
-    "CUBLAS_STATUS",
 )
 
 Observer = Callable[[LaneEvent], None]
@@ -65,14 +52,13 @@ class LaneProcess:
     """
 
     def __init__(self, device: str, num_lanes: int = 1) -> None:
-        variables = _variables(device, num_lanes)
-        gpu = variables.get("CUDA_VISIBLE_DEVICES")
-        self._device = device
-        self._shown, own = (device, device) if gpu is None else (f"cuda:{gpu}", "cuda:0")
+        self._device, own = device, "cuda:0" if device.startswith("cuda") else device
         self._connection, theirs = Pipe()
         # The kernel ends the process when the thread ends that has started it.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="lane-starter")
-        self._process = self._starter.submit(_start, theirs, own, child_environment() | variables).result()
+        self._process = self._starter.submit(
+            _start, theirs, own, child_environment() | _variables(device, num_lanes)
+        ).result()
         theirs.close()  # leaves the child's copy only, so that its exit gives EOF here
 
     def __enter__(self) -> Self:
@@ -95,14 +81,12 @@ class LaneProcess:
             VirnucError: raised by the lane, or wrapping an unexpected error.
             OSError: the lane could not read or write a file.
         """
-        started = time.perf_counter()
-        emit(lane_started(folder, shards, lane, self._shown, self._process.pid))
-        for event in self._compute(folder, tuple(shards), lane):
-            if isinstance(event, ModelsLoaded):
-                # Counted from the start, and with the host-wide device name.
-                event = replace(event, device=self._shown, seconds=time.perf_counter() - started)
+        plan = read_plan(folder.plan)
+        emit(lane_started(plan, shards, lane, self._device, self._process.pid))
+        timeout = lane_timeout(shard.cost for shard in plan.shards)
+        for event in self._compute(folder, tuple(shards), lane, timeout):
             emit(event)
-        emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
+        emit(LaneFinished(lane=lane))
 
     def kill(self) -> None:
         """Ends the process; `run` in another thread then raises LaneError."""
@@ -120,10 +104,11 @@ class LaneProcess:
         self._connection.close()
         self._starter.shutdown()
 
-    def _compute(self, folder: RunFolder, shards: tuple[int, ...], lane: int) -> Iterator[LaneEvent]:
+    def _compute(
+        self, folder: RunFolder, shards: tuple[int, ...], lane: int, timeout: float
+    ) -> Iterator[LaneEvent]:
         """Yields the lane's events until it has finished."""
         name, left = f"lane {lane} on {self._device}", len(shards)
-        timeout = lane_timeout(shard.cost for shard in read_plan(folder.plan).shards)
         deadline = time.monotonic() + timeout
         level = logging.getLogger("virnuc_core").getEffectiveLevel()
         with suppress(ConnectionError):  # it has died, as is seen below
@@ -150,7 +135,7 @@ class LaneProcess:
                     logger.handle(message)
             elif isinstance(message, BaseException):
                 raise message
-            elif message == _FINISHED:
+            elif message is None:
                 return
             else:
                 left -= isinstance(message, ShardDone)
@@ -168,8 +153,7 @@ def _start(connection: Connection, device: str, environment: dict[str, str]) -> 
 
 def _variables(device: str, num_lanes: int) -> dict[str, str]:
     threads = str(max(1, available_threads() // num_lanes))
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    variables = dict.fromkeys(names, threads)
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
     if device.startswith("cuda"):
         variables["CUDA_VISIBLE_DEVICES"] = physical_gpu(int(device.partition(":")[2]))
     return variables
@@ -177,21 +161,26 @@ def _variables(device: str, num_lanes: int) -> dict[str, str]:
 
 def _how_it_ended(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
-        name = signal.Signals(-exitcode).name
-        return f"was ended by {name}{_SIGNAL_HINTS.get(name, '')}"
+        hints = {
+            signal.SIGKILL: " (often: the machine ran out of memory)",
+            signal.SIGBUS: " (often: a file of the run was cut short, or its disk failed, while it was read)",
+        }
+        ended_by = signal.Signals(-exitcode)
+        return f"was ended by {ended_by.name}{hints.get(ended_by, '')}"
     return f"ended with exit code {exitcode}"
 
 
 def lane_timeout(costs: Iterable[float]) -> float:
     """Seconds without a finished shard after which a lane hangs, for shards of these estimated seconds."""
-    # Models may have to be loaded and compiled before the first shard, and estimates may be wrong.
+    # Models may have to be loaded before the first shard, and estimates may be wrong.
     return env().lane_timeout or max(1800.0, 20.0 * max(costs, default=0.0))
 
 
-def lane_started(folder: RunFolder, shards: Sequence[int], lane: int, device: str, pid: int) -> LaneStarted:
-    """The first event of a lane that computes these shards."""
-    planned = read_plan(folder.plan).shards
-    rows = sum(planned[shard].end - planned[shard].begin for shard in shards)
+def lane_started(plan: RunPlan, shards: Sequence[int], lane: int, device: str, pid: int) -> LaneStarted:
+    """The first event of a lane that computes these shards, with the name of the device on this host."""
+    if device.startswith("cuda"):
+        device = f"cuda:{physical_gpu(int(device.partition(':')[2]))}"
+    rows = sum(plan.shards[shard].end - plan.shards[shard].begin for shard in shards)
     host = socket.gethostname()
     return LaneStarted(lane=lane, device=device, host=host, pid=pid, shards=tuple(shards), rows=rows)
 
@@ -199,8 +188,9 @@ def lane_started(folder: RunFolder, shards: Sequence[int], lane: int, device: st
 def lane_error(error: Exception, lane: int) -> VirnucError:
     """What an unexpected error of a lane means for its user."""
     text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    # By text: torch has a class for these since 2.8, but other libraries have none.
-    if any(sign in text for sign in _SIGNS_OF_LOST_DEVICE):
+    # By text: torch has a class for these, but other libraries have none.
+    signs = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "CUDNN_STATUS", "CUBLAS_STATUS")
+    if any(sign in text for sign in signs):
         return DeviceLostError(
             f"the GPU of lane {lane} failed ({text}): see the kernel's log for Xid errors. Finished shards are kept: run "
             "the same command again to go on."
@@ -211,10 +201,11 @@ def lane_error(error: Exception, lane: int) -> VirnucError:
     )
 
 
+@cache
 def prepare_for_gpus() -> None:
     """Has threads of this process switch often, and sets variables that torch and Triton read when they are first used.
 
-    Also has Triton hash itself meanwhile.
+    Also has Triton hash its own files in a thread, for which its first launch would wait half a second; it remembers the hash.
     """
     # Every kernel launch takes the GIL. With Python's default switch interval of 5 ms, the launching thread makes 1,300 to
     # 2,400 small calls per second while another thread tokenizes; with this one, 30,000 or more.
@@ -222,12 +213,6 @@ def prepare_for_gpus() -> None:
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     # Varying batch sizes would otherwise fragment GPU memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    _start_hashing_triton()
-
-
-@cache
-def _start_hashing_triton() -> None:
-    """Has Triton hash its own files, for which its first launch would wait half a second; it remembers the hash."""
     threading.Thread(target=_hash_triton, name="hash-triton", daemon=True).start()
 
 
@@ -266,10 +251,10 @@ def serve(fd: int, device: str) -> None:
 
 def _answer(
     folder: RunFolder, shards: tuple[int, ...], lane: int, device: str, emit: Observer
-) -> str | BaseException:
-    """Computes shards; returns what the parent is to raise, or that all is finished."""
+) -> Exception | None:
+    """Computes shards; returns what the parent is to raise, None when all are finished."""
     try:
-        from virnuc_core.inference.worker import run_shards  # imports torch
+        from virnuc_core.inference.runner import run_shards  # imports torch
 
         run_shards(folder, shards, _models(device), lane, emit)
     except (VirnucError, OSError, MemoryError) as error:
@@ -277,7 +262,7 @@ def _answer(
     except Exception as error:  # noqa: BLE001 - the end of a process: the parent reports what happened
         _log.debug("lane %d failed unexpectedly", lane, exc_info=True)
         return lane_error(error, lane)
-    return _FINISHED
+    return None
 
 
 @cache

@@ -9,9 +9,8 @@ import heapq
 import logging
 import os
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
@@ -20,7 +19,7 @@ from typing import Final, Self
 
 import torch
 
-from virnuc_core.env_config import available_threads, physical_gpu
+from virnuc_core.env_config import available_threads
 from virnuc_core.errors import DeviceLostError, LaneError, UsageError
 from virnuc_core.inference.events import (
     LaneEvent,
@@ -39,17 +38,16 @@ from virnuc_core.inference.lane_process import (
 from virnuc_core.inference.nvidia_smi import sampling_gpu
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.runner import LoadedModels, run_shards
 from virnuc_core.inference.shard import missing_shards, remove_shard_temporaries
-from virnuc_core.inference.worker import run_shards
 from virnuc_core.retries import retrying
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
 
-# Devices that compute, for whichever `LocalLanes` of this process: threads of different ones would share settings of
+# Devices that compute, and for which `LocalLanes` of this process: threads of different ones would share settings of
 # torch, memory of the device and tables of the kernels. Guarded by `_changed`.
-_busy: Final[set[str]] = set()
+_busy: Final[dict[str, "LocalLanes"]] = {}
 _changed: Final = threading.Condition()
 # Once a GPU failed in this process, CUDA computes on none any more; child processes can.
 _lost_device: Final = threading.Event()
@@ -105,7 +103,6 @@ class LocalLanes:
         self._making = threading.Lock()
         self._before: dict[RunConfig, RunPlan] = {}
         self._planning = threading.Lock()
-        self._in_use: set[str] = set()
         self._is_closed = False
         self._process = os.getpid()
         if devices[0].startswith("cuda") and not self._in_processes:  # planning will use the GPU
@@ -159,14 +156,10 @@ class LocalLanes:
         if not pending:
             return []
         devices = self._take(len(pending))
-        assigned = assign_shards(plan, pending, len(devices))
-        self._give_back(devices[len(assigned) :])
-        stopping = threading.Event()
-        lanes = [
-            partial(self._compute_taken, folder, shards, number, device, len(assigned), stopping)
-            for number, (shards, device) in enumerate(zip(assigned, devices, strict=False))
-        ]
-        futures = self._side_by_side(lanes, devices, stopping)
+        try:
+            futures = self._side_by_side(folder, assign_shards(plan, pending, len(devices)), devices)
+        finally:
+            self._give_back(devices)
         _log_failures(futures, folder, pending)
         found = [report for future in futures if (report := future.result()) is not None]
         warn_of_mixed_hardware(found)
@@ -223,36 +216,30 @@ class LocalLanes:
         with _changed:
             self._is_closed = True
             _changed.notify_all()
-            _changed.wait_for(lambda: not self._in_use)
+            _changed.wait_for(lambda: self not in _busy.values())
         for device in self.devices:
             self._end(device)
 
-    def _compute_taken(
-        self,
-        folder: RunFolder,
-        shards: tuple[int, ...],
-        lane: int,
-        device: str,
-        num_lanes: int,
-        stopping: threading.Event,
-    ) -> LaneReport | None:
-        try:
-            return self.compute_lane(folder, shards, lane, device, num_lanes, stopping)
-        finally:
-            self._give_back([device])
-
     def _side_by_side(
-        self,
-        lanes: Sequence[Callable[[], LaneReport | None]],
-        devices: Sequence[str],
-        stopping: threading.Event,
+        self, folder: RunFolder, assigned: Sequence[tuple[int, ...]], devices: Sequence[str]
     ) -> list[Future[LaneReport | None]]:
-        """Calls all of them, each in a thread with the context of this one, but none of its settings of torch."""
-        futures: list[Future[LaneReport | None]] = []
-        with ThreadPoolExecutor(len(lanes), thread_name_prefix="lane") as threads:
+        """Computes each lane's shards in a thread with the context of this one, but none of its settings of torch."""
+        stopping = threading.Event()
+        with ThreadPoolExecutor(len(assigned), thread_name_prefix="lane") as threads:
             try:
-                for lane in lanes:
-                    futures.append(threads.submit(copy_context().run, lane))
+                futures = [
+                    threads.submit(
+                        copy_context().run,
+                        self.compute_lane,
+                        folder,
+                        shards,
+                        lane,
+                        device,
+                        len(assigned),
+                        stopping,
+                    )
+                    for lane, (shards, device) in enumerate(zip(assigned, devices, strict=False))
+                ]
                 wait(futures)
             except BaseException:
                 stopping.set()
@@ -261,8 +248,6 @@ class LocalLanes:
                         if isinstance(made := self._lanes.get(device), LaneProcess):
                             made.kill()
                 raise
-            finally:
-                self._give_back(devices[len(futures) : len(lanes)])
         return futures
 
     def _lane(self, device: str, num_lanes: int, stopping: threading.Event) -> "_LaneHere | LaneProcess":
@@ -291,17 +276,16 @@ class LocalLanes:
     def _take(self, most: int) -> list[str]:
         """Waits until devices are free, and takes these."""
         with _changed:
-            _changed.wait_for(lambda: self._is_closed or not _busy.issuperset(self.devices))
+            _changed.wait_for(lambda: self._is_closed or not _busy.keys() >= set(self.devices))
             self._require_usable()
             taken = [name for name in self.devices if name not in _busy][:most]
-            _busy.update(taken)
-            self._in_use.update(taken)
+            _busy.update(dict.fromkeys(taken, self))
         return taken
 
     def _give_back(self, devices: Iterable[str]) -> None:
         with _changed:
-            _busy.difference_update(devices)
-            self._in_use.difference_update(devices)
+            for device in devices:
+                _busy.pop(device, None)
             _changed.notify_all()
 
     def _require_usable(self) -> None:
@@ -360,14 +344,12 @@ class _LaneHere:
         Raises:
             DeviceLostError: the GPU failed; what was on the device stays there.
         """
-        started, device = time.perf_counter(), self.models.device
-        on_gpu = device.startswith("cuda")
-        shown = f"cuda:{physical_gpu(int(device.partition(':')[2]))}" if on_gpu else device
+        device = self.models.device
         try:
-            with nullcontext() if on_gpu else _using_threads():
-                emit(lane_started(folder, shards, lane, shown, os.getpid()))
+            with nullcontext() if device.startswith("cuda") else _using_threads():
+                emit(lane_started(read_plan(folder.plan), shards, lane, device, os.getpid()))
                 run_shards(folder, shards, self.models, lane, emit)
-                emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
+                emit(LaneFinished(lane=lane))
         except Exception as error:
             lost = lane_error(error, lane) if isinstance(error, RuntimeError) else None
             if isinstance(lost, DeviceLostError):

@@ -12,10 +12,9 @@ from virnuc_core.inference.events import GpuSample
 _log = logging.getLogger(__name__)
 
 
-def query_gpus(fields: Sequence[str], *, units: bool) -> list[tuple[str, ...]]:
-    """One row per GPU, empty if nvidia-smi is unavailable; for `fields` see `nvidia-smi --help-query-gpu`."""
-    layout = "csv,noheader" if units else "csv,noheader,nounits"
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={layout}"]
+def query_gpus(fields: Sequence[str]) -> list[tuple[str, ...]]:
+    """Values without units, a row per GPU, none without nvidia-smi; for `fields` see `nvidia-smi --help-query-gpu`."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20.0)
     except (OSError, subprocess.SubprocessError) as error:
@@ -55,7 +54,7 @@ def sampling_gpu(
 def _sample(gpu: str, lane: int) -> GpuSample | None:
     """None for a GPU that does not exist or has no readings, such as a MIG instance."""
     fields = ("index", "uuid", "utilization.gpu", "memory.used")
-    for index, uuid, utilization, memory in query_gpus(fields, units=False):
+    for index, uuid, utilization, memory in query_gpus(fields):
         # A UUID may be abbreviated to a prefix.
         is_it = gpu == index if gpu.isdecimal() else uuid.startswith(gpu)
         if is_it and utilization.isdecimal() and memory.isdecimal():

@@ -25,12 +25,12 @@ from virnuc_core.inference.plan import (
 )
 from virnuc_core.inference.sharding import plan_shards
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
+from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, read_purpose, resolve_head
 from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.kernels import MIN_CAPABILITY
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
+from virnuc_core.sequences.frame_store import FrameStore, content_digest
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.settings import RunConfig
@@ -57,7 +57,7 @@ def index_inputs(
     alphabet: Alphabet,
     frames: FrameRule = "open",
     min_length: int = 0,
-) -> StoreMeta:
+) -> None:
     """Builds the frame store of a run, or reuses that of the same files and settings.
 
     Raises:
@@ -85,8 +85,8 @@ def index_inputs(
             )
             require_same_plan(existing, wanted, folder)
         if _is_store_of(folder.frames, files, (chunk_length, alphabet, frames, min_length)):
-            return StoreMeta.read(folder.frames)
-    return build_frame_store(
+            return
+    build_frame_store(
         inputs,
         folder.frames,
         chunk_length,
@@ -94,7 +94,7 @@ def index_inputs(
         frames=frames,
         min_length=min_length,
         rejected_copy=folder.rejected,
-    ).meta
+    )
 
 
 def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[object, ...]) -> bool:
@@ -137,21 +137,16 @@ def open_plan(
         VirnucError: a model, head or setting cannot be used.
     """
     log_version_warnings("compute")
-    if not folder.plan.exists():
-        plan = make_plan(config, store, kind, devices, before=before)
-        if token is not None:
-            folder.require_token(token)
-        write_plan(folder.plan, plan)
-        return plan
-    existing = read_plan(folder.plan)
-    wanted = make_plan(config, store, kind, devices, existing, before)
+    existing = read_plan(folder.plan) if folder.plan.exists() else None
+    plan = make_plan(config, store, kind, devices, existing, before)
     if token is not None:
         folder.require_token(token)
-    require_same_plan(existing, wanted, folder)
-    if existing.calls != wanted.calls:
-        existing = replace(existing, calls=wanted.calls)
-        write_plan(folder.plan, existing)
-    return existing
+    if existing is not None:
+        require_same_plan(existing, plan, folder)
+        plan = replace(existing, calls=plan.calls)
+    if plan != existing:
+        write_plan(folder.plan, plan)
+    return plan
 
 
 def make_plan(
@@ -172,8 +167,7 @@ def make_plan(
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
     head = None
     if kind == "predict":
-        before_head = existing.head if existing else None
-        head = plan_head(head_of(config), models, store.meta.chunk_length, store.meta.frames, before_head)
+        head = plan_head(head_of(config), models, store.meta.chunk_length, store.meta.frames)
     if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
         shards = existing.shards
     else:
@@ -307,13 +301,9 @@ def _plan_precision(
 
 
 def plan_head(
-    name: str,
-    models: tuple[PlannedModel, ...],
-    chunk_length: ChunkRule | None,
-    frames: FrameRule,
-    before: PlannedHead | None = None,
+    name: str, models: tuple[PlannedModel, ...], chunk_length: ChunkRule | None, frames: FrameRule
 ) -> PlannedHead:
-    """A head by name or path; `before` is that of an earlier plan."""
+    """A head by name or path, which takes the vectors of these models."""
     path = resolve_head(name, chunk_length, frames)
     widths = [model.spec.embedding_dim for model in models]
     if not (head := load_head(path)).takes_widths(*widths):
@@ -324,9 +314,12 @@ def plan_head(
             f"head {name} takes {head.inputs_in_words}, but {given}. Give the --head that was trained with these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
-    if before is not None and before.location == str(path):
-        short_name = before.name
-    return PlannedHead(name=short_name, fingerprint=file_digest(path), location=str(path))
+    return PlannedHead(
+        name=short_name,
+        fingerprint=file_digest(path),
+        location=str(path),
+        calibrated=read_purpose(path).calibrated,
+    )
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,12 +1,14 @@
-"""Runs a plan's models and head on one device, from collated shards to vectors and scores on the host."""
+"""Runs a plan's models and head on one device, from the frame store to committed shards."""
 
 import copy
 import logging
+import platform
 import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,13 +20,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from virnuc_core.batching.packing import warn_if_inefficient
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
-from virnuc_core.files import file_digest
-from virnuc_core.inference.device import AsyncCopy, Streams
-from virnuc_core.inference.events import StageSeconds
-from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard
-from virnuc_core.inference.prefetch import HostBatch, ModelInputs, ShardInputs
-from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
+from virnuc_core.files import file_digest, make_folder
+from virnuc_core.inference.device import AsyncCopy, Streams, on_device
+from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
+from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard, read_plan
+from virnuc_core.inference.prefetch import Collator, HostBatch, ModelInputs, ShardInputs
+from virnuc_core.inference.shard import (
+    VECTOR_DATASETS,
+    ShardCounters,
+    ShardResult,
+    require_planned,
+    shard_identity,
+    sum_counters,
+    write_shard,
+)
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoint import Checkpoint, load_model
 from virnuc_core.models.encoders import Encoder
@@ -32,6 +43,9 @@ from virnuc_core.models.heads import Head, load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
 from virnuc_core.models.tensor_files import is_finite
+from virnuc_core.prefetcher import Prefetcher
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import AttentionChoice, Family
 
 # GPU libraries round differently for small matrices: a sequence gets the same bits in any batch of at least 300 tokens
@@ -126,8 +140,8 @@ class ModelRunner:
         """Loads a model, and verifies its fingerprint and that its attention runs here."""
         head_dim = planned.spec.head_dim
         resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
-        compiled_for = planned.attention if planned.compiled else None
-        model = load_model(_open_planned(planned), streams.device, planned.precision, compiled_for)
+        checkpoint = _open_planned(planned)
+        model = load_model(checkpoint, streams.device, planned.precision, compiled=planned.compiled)
         load_fp32 = None if planned.precision == "fp32" else partial(_load_fp32, planned, streams)
         return cls(planned, model, streams, load_fp32)
 
@@ -503,3 +517,56 @@ class InferenceRunner:
             uploaded = on_host.to(self._streams.device, non_blocking=True)
         self._streams.wait_for_upload(uploaded)
         return uploaded
+
+
+def run_shards(
+    folder: RunFolder,
+    indices: Sequence[int],
+    models: LoadedModels,
+    lane: int,
+    emit: Callable[[LaneEvent], None],
+) -> None:
+    """Loads the models that are not loaded yet, and commits one shard after another.
+
+    Two threads run alongside: one collates the next shards, also while models load; the other writes finished shards and
+    emits `ShardDone`. Both end before this returns.
+
+    Raises:
+        MismatchError: the run was started over meanwhile.
+        HostError: the plan is of another release series.
+        VirnucError: any failure in any of the threads; committed shards stay.
+        OSError: a shard cannot be written.
+    """
+    plan = read_plan(folder.plan)
+    plan.require_own_series()
+    collator = Collator.load(plan, FrameStore.open(folder.frames), models.streams)
+    make_folder(folder.shards)
+
+    def commit(computed: ComputedShard) -> ShardCounters:
+        result, shard = computed.result(), computed.shard
+        begun = time.perf_counter()
+        is_wanted = partial(require_planned, folder, plan, shard)
+        write_shard(folder.shard(shard.index), result, shard_identity(plan, shard), is_wanted)
+        seconds = replace(computed.seconds, write=time.perf_counter() - begun)
+        rows = shard.end - shard.begin
+        _log.debug("lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), rows)
+        emit(ShardDone(lane=lane, shard=shard.index, rows=rows, counters=result.counters, seconds=seconds))
+        return result.counters
+
+    shards = [plan.shards[index] for index in indices]
+    with (
+        on_device(models.device),
+        # Shards held on the host at once: token ids are small, vectors take up to 1 GB per shard.
+        Prefetcher(collator.collate, shards, depth=2) as inputs,
+    ):
+        models.load(plan)
+        is_cpu = models.streams.device.type == "cpu"
+        hardware = f"{platform.machine()} CPU" if is_cpu else torch.cuda.get_device_name(models.device)
+        emit(ModelsLoaded(lane=lane, device_name=hardware))
+        with (
+            closing(InferenceRunner(plan, models).run(inputs)) as computed,
+            Prefetcher(commit, computed, depth=1) as committed,
+        ):
+            work = list(committed)
+    for model in sum_counters(work).models:
+        warn_if_inefficient(f"{model.name} ({model.family})", model.packing_efficiency, model.batches)

@@ -1,6 +1,5 @@
 """Shard files, the units of commit: written atomically, fully verified on reading; see docs/formats.md."""
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -31,17 +30,6 @@ from virnuc_core.specs import Family
 
 VECTOR_DATASETS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
 _DATASETS: Final = (*VECTOR_DATASETS.values(), "scores", "codes")
-_MODEL_FIELDS: Final = (
-    "name",
-    "family",
-    "weights_fingerprint",
-    "num_layers",
-    "repr_layer",
-    "embedding_dim",
-    "precision",
-    "token_budget",
-)
-
 # Of the attributes, what tells shards of one run from all others: the fingerprint is over everything that decides the results.
 _IDENTIFYING: Final = ("plan_fingerprint", "index", "begin", "end")
 
@@ -122,13 +110,25 @@ class ShardResult:
 
 def shard_identity(plan: RunPlan, shard: Shard) -> dict[str, Any]:
     """Required attributes of a shard file, except counters and checksums."""
-    models = [asdict(model) | asdict(model.spec) for model in plan.models]
+    models = [
+        {
+            "name": model.name,
+            "family": model.family,
+            "weights_fingerprint": model.weights_fingerprint,
+            "num_layers": model.spec.num_layers,
+            "repr_layer": model.repr_layer,
+            "embedding_dim": model.spec.embedding_dim,
+            "precision": model.precision,
+            "token_budget": model.token_budget,
+        }
+        for model in plan.models
+    ]
     return {
         "plan_fingerprint": plan.fingerprint,
         "index": shard.index,
         "begin": shard.begin,
         "end": shard.end,
-        "models": [{name: model[name] for name in _MODEL_FIELDS} for model in models],
+        "models": models,
         "head_fingerprint": plan.head.fingerprint if plan.head else "",
         "embeddings": plan.embeddings,
     }
@@ -159,8 +159,8 @@ def write_shard(
             before_commit()
 
 
-def read_shard(path: Path, identity: dict[str, Any]) -> ShardResult:
-    """Reads a shard and fully verifies it against its expected identity.
+def read_shard(path: Path, identity: dict[str, Any], *, is_verified: bool = False) -> ShardResult:
+    """Reads a shard of the expected identity, with the checksums of its arrays unless this run has verified them before.
 
     Raises:
         DamagedFileError: it is missing, incomplete or altered.
@@ -184,7 +184,7 @@ def read_shard(path: Path, identity: dict[str, Any]) -> ShardResult:
                 arrays[name] = array = stored_dataset(file, name)[()]
                 if len(array) != identity["end"] - identity["begin"]:
                     raise ValueError(f"{name!r} has another number of rows than the shard")
-                if array_sha256(array) != checksum:
+                if not is_verified and array_sha256(array) != checksum:
                     raise ValueError(f"the checksum of {name!r} is wrong")
     except HDF5_ERRORS as error:
         raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
@@ -244,40 +244,16 @@ def remove_shard_temporaries(folder: RunFolder, indices: Iterable[int]) -> None:
     remove_temporaries(folder.shards, {folder.shard(index).name for index in indices})
 
 
-def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:
-    """Verifies that every shard has a file; contents are verified when read."""
-    if missing := missing_shards(folder, range(len(plan.shards))):
-        raise DamagedFileError(
-            f"shard {folder.shard(missing[0])} is missing: run the same command again, it computes what is missing."
-        )
-
-
 def iter_shard_results(folder: RunFolder, plan: RunPlan) -> Iterator[tuple[Shard, ShardResult]]:
-    """Yields all shards in row order; raises as `require_all_shards` and `read_shard`."""
-    require_all_shards(folder, plan)
+    """Yields all shards in row order, which `pending_shards` has verified; raises as `read_shard`."""
     for shard in plan.shards:
-        yield shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))
+        yield shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard), is_verified=True)
 
 
-class CommitGuard:
-    """Prevents a lane from committing shards after its run was started over."""
-
-    def __init__(self, folder: RunFolder, plan: RunPlan) -> None:
-        self._folder = folder
-        self._plan = plan
-        self._known_digest = ""  # of the last plan.json known to be the lane's
-
-    def require_planned(self, shard: Shard) -> None:
-        """Rejects a shard that is not in the folder's current plan."""
-        digest = hashlib.sha256(self._folder.plan.read_bytes()).hexdigest()
-        if digest == self._known_digest:
-            return
-        current = read_plan(self._folder.plan)
-        wanted = current.shards[shard.index : shard.index + 1]
-        if [shard_identity(current, one) for one in wanted] != [shard_identity(self._plan, shard)]:
-            raise MismatchError(
-                f"{self._folder.root} was started over (--force) while this lane was at work for the run before it: its "
-                f"shard {shard.index} is not written."
-            )
-        if current.fingerprint == self._plan.fingerprint:
-            self._known_digest = digest
+def require_planned(folder: RunFolder, plan: RunPlan, shard: Shard) -> None:
+    """Rejects a shard of a lane whose run was started over."""
+    if read_plan(folder.plan).fingerprint != plan.fingerprint:
+        raise MismatchError(
+            f"{folder.root} was started over (--force) while this lane was at work for the run before it: its shard "
+            f"{shard.index} is not written."
+        )

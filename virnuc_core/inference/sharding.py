@@ -24,7 +24,6 @@ MAX_SHARD_ROWS: Final = 32_768
 # Bounds the memory for sequences and tokens of up to three shards on the host: 5 bytes per residue, 2 per base. Three
 # times the letters of MAX_SHARD_ROWS rows of 500-bp chunks.
 MAX_SHARD_LETTERS: Final = 1 << 26
-_BLOCK_ROWS: Final = 1 << 20
 
 
 def plan_shards(
@@ -79,7 +78,7 @@ def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[F
 
 
 def cut_rows(
-    row_work: RowWork, groups: Int64, limits: tuple[int, int, float], block_rows: int = _BLOCK_ROWS
+    row_work: RowWork, groups: Int64, limits: tuple[int, int, float], block_rows: int = 1 << 20
 ) -> tuple[Shard, ...]:
     """Divides rows into contiguous shards of about equal cost that cover all rows; a group is never split.
 

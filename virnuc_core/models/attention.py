@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.models.kernels import has_kernels
-from virnuc_core.models.memory import empty_pinned, to_device
+from virnuc_core.models.memory import to_device
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
@@ -304,10 +304,9 @@ class TritonAttention:
 
     def __call__(self, qkv: Tensor, quantize: bool = False) -> Tensor:
         """(T, 3, N, H) -> (T, N * H), in fp8 e4m3 if `quantize`."""
-        output: Tensor = torch.ops.virnuc.packed_attention(
-            qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes, quantize
-        )
-        return output
+        from virnuc_core.models.kernels.attention import packed_attention
+
+        return packed_attention(qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes, quantize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,16 +319,20 @@ class FlashAttention:
     slopes: Tensor | None
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        options: dict[str, Any] = {
-            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), self.cu_seqlens),
-            **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), self.max_seqlen),
-        }
+        alibi: dict[str, Any] = {}
         if self.slopes is not None:
             from virnuc_core.models.kernels.alibi_score import add_alibi
 
-            options |= {"score_mod": add_alibi, "aux_tensors": [self.slopes]}
+            alibi = {"score_mod": add_alibi, "aux_tensors": [self.slopes]}
         output: Tensor
-        output, _ = _flash_attn()(*split_qkv(qkv, self.table), **options)
+        output, _ = _flash_attn()(
+            *split_qkv(qkv, self.table),
+            cu_seqlens_q=self.cu_seqlens,
+            cu_seqlens_k=self.cu_seqlens,
+            max_seqlen_q=self.max_seqlen,
+            max_seqlen_k=self.max_seqlen,
+            **alibi,
+        )
         return output.flatten(1)
 
 
@@ -434,17 +437,13 @@ def resolve_attention(
 
 
 def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> None:
-    found = installed_version(FLASH_ATTN)
-    if found != FLASH_ATTN_VERSION:
-        raise UsageError(
-            f"--attention flash-attn needs {FLASH_ATTN} {FLASH_ATTN_VERSION}, and {found or 'none'} is installed: "
-            'pip install "virnuc[gpu]", or leave --attention out.'
-        )
     try:
+        if (found := installed_version(FLASH_ATTN)) != FLASH_ATTN_VERSION:
+            raise ImportError(f"{found or 'none'} is installed")
         _flash_attn()
     except (ImportError, AttributeError, OSError, RuntimeError, TypeError) as error:
         raise UsageError(
-            f"--attention flash-attn: {FLASH_ATTN} {found} cannot be imported ({type(error).__name__}: {error}): "
+            f"--attention flash-attn needs {FLASH_ATTN} {FLASH_ATTN_VERSION} ({type(error).__name__}: {error}): "
             'pip install --force-reinstall "virnuc[gpu]", or leave --attention out.'
         ) from error
     if head_dim % 8:
@@ -477,8 +476,9 @@ def _build_triton(
 ) -> tuple[Tensor, TritonAttention]:
     from virnuc_core.models.kernels.attention import BLOCK, padded_head_dim, plan_tiles  # imports triton
 
-    short, long = plan_tiles(cu_seqlens)
-    bounds, short_tiles, long_tiles = _upload([cu_seqlens, short, long], device)
+    bounds, short_tiles, long_tiles = (
+        to_device(part, device) for part in (cu_seqlens, *plan_tiles(cu_seqlens))
+    )
     cos_sin = None
     if head_dim is not None:
         longest = int(np.diff(cu_seqlens).max(initial=1))
@@ -486,22 +486,6 @@ def _build_triton(
         num_positions = max(BLOCK, 1 << (longest - 1).bit_length())
         cos_sin = _rotary_table_on(head_dim, padded_head_dim(head_dim), num_positions, device)
     return bounds, TritonAttention(short_tiles, long_tiles, cos_sin, slopes)
-
-
-def _upload(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """Copies small int32 arrays in one asynchronous transfer."""
-    # Triton compiles for an alignment of 16 bytes: 4 entries.
-    starts = np.cumsum([0] + [-(-array.size // 4) * 4 for array in arrays])
-    allocate = empty_pinned if device.type == "cuda" else torch.empty
-    buffer = allocate((int(starts[-1]),), dtype=torch.int32)
-    host = buffer.numpy()
-    for start, array in zip(starts, arrays, strict=False):
-        host[start : start + array.size] = array.ravel()
-    moved = buffer.to(device, non_blocking=True)
-    return [
-        moved[start : start + array.size].view(array.shape)
-        for start, array in zip(starts.tolist(), arrays, strict=False)
-    ]
 
 
 @lru_cache(maxsize=16)

@@ -18,23 +18,23 @@ from torch.overrides import TorchFunctionMode
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
-from virnuc_core.files import file_digest, parse_object
+from virnuc_core.files import file_digest, from_json, parse_object
 from virnuc_core.models.attention import pair_rows
 from virnuc_core.models.encoders import ESM2, DnabertS, Encoder
 from virnuc_core.models.memory import upload
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
-from virnuc_core.specs import MODEL_IN_WORDS, AttentionBackend, Family, ModelSpec, ResolvedPrecision
+from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
 
 # The one parameter that is a row of a published table instead of a whole tensor.
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
 
 # Our name of each value of the architecture -> its name in config.json.
 _CONFIG_NAMES: Final = {
-    "num_layers": "num_hidden_layers",
+    "vocab_size": "vocab_size",
     "embedding_dim": "hidden_size",
+    "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
     "ffn_dim": "intermediate_size",
-    "vocab_size": "vocab_size",
     "layer_norm_eps": "layer_norm_eps",
 }
 
@@ -44,8 +44,7 @@ _log = logging.getLogger(__name__)
 
 def config_sizes(spec: ModelSpec) -> dict[str, Any]:
     """The sizes of an architecture as config.json names them."""
-    names = ("vocab_size", "embedding_dim", "num_layers", "num_heads", "ffn_dim", "layer_norm_eps")
-    return {_CONFIG_NAMES[name]: getattr(spec, name) for name in names}
+    return {theirs: getattr(spec, ours) for ours, theirs in _CONFIG_NAMES.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +161,6 @@ class Checkpoint:
         revision: commit of the hub repository it was fetched from.
         random_spec: the architecture, with random weights only.
         layout: naming scheme of the tensors, which go by normalised names; None with random weights.
-        arguments: of the model, in a fair-esm file.
     """
 
     name: str
@@ -174,7 +172,6 @@ class Checkpoint:
     random_spec: ModelSpec | None = None
     layout: KeyLayout | None = field(default=None, repr=False)
     tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
-    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def open(
@@ -193,11 +190,8 @@ class Checkpoint:
                 "Give the folder that holds the weights, or the weight file itself."
             )
         tensors: dict[str, Tensor] = {}
-        arguments = None
         for file in files:
-            more, found = read_tensors(file)
-            tensors |= more
-            arguments = arguments or found
+            tensors |= read_tensors(file)
         layout = next((one for one in (FAIR_ESM, TRANSFORMERS_ESM, DNABERT) if one.fits(tensors)), None)
         if layout is None:
             raise CheckpointError(
@@ -219,7 +213,6 @@ class Checkpoint:
             revision=revision,
             layout=layout,
             tensors={layout.normalise(key): value for key, value in tensors.items()},
-            arguments=arguments,
         )
 
     @cached_property
@@ -234,18 +227,14 @@ class Checkpoint:
                     f"checkpoint {self.name} contradicts itself: {name} is {declared[name]} in its "
                     f"configuration and {value} in its weights. Fetch both from the same place."
                 )
-        merged = measured | declared
-        if "num_heads" not in merged:
+        try:
+            spec = from_json(ModelSpec, {"family": self.family, **measured, **declared})
+            self._require_possible(spec)
+        except ValueError as error:
             raise CheckpointError(
-                f"checkpoint {self.name} does not say how many heads it has. "
-                "Give the whole published file instead of its state dict."
-            )
-        merged["token_dropout"] = bool(merged.get("token_dropout", False))
-        spec = ModelSpec(family=self.family, **merged)
-        if problem := self._problem_of(spec):
-            raise CheckpointError(
-                f"checkpoint {self.name} is not {MODEL_IN_WORDS[self.family]}: {problem}. Give another checkpoint."
-            )
+                f"checkpoint {self.name} is not {MODEL_IN_WORDS[self.family]}: {error}. Give another one, or the whole "
+                "published file with its configuration."
+            ) from error
         return spec
 
     @cached_property
@@ -331,19 +320,9 @@ class Checkpoint:
         return measured
 
     def _declared(self) -> dict[str, Any]:
-        """Values from config.json or the arguments of a fair-esm file."""
+        """Values from config.json, or those of every ESM-2 of fair-esm."""
         if self.layout is FAIR_ESM:
-            # fair-esm builds every LayerNorm of ESM-2 with torch's default and does not record it.
-            fixed = {"layer_norm_eps": 1e-5}
-            if self.arguments is None:
-                return fixed | {"token_dropout": True}
-            names = {
-                "num_layers": "encoder_layers",
-                "embedding_dim": "encoder_embed_dim",
-                "num_heads": "encoder_attention_heads",
-                "token_dropout": "token_dropout",
-            }
-            return fixed | self._renamed("its arguments", self.arguments, names)
+            return {"layer_norm_eps": 1e-5, "token_dropout": True}
         path = self.files[0].parent / "config.json"
         try:
             config = parse_object(path.read_bytes())
@@ -351,7 +330,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{path} cannot be read ({error}). Put the model's own config.json there: the number of heads is nowhere else."
             ) from error
-        declared = self._renamed(str(path), config, _CONFIG_NAMES)
+        declared = {ours: config.get(theirs) for ours, theirs in _CONFIG_NAMES.items()}
         if self.family == "esm2":
             if config.get("position_embedding_type") != "rotary" or config.get("emb_layer_norm_before"):
                 raise CheckpointError(
@@ -361,26 +340,16 @@ class Checkpoint:
             declared["token_dropout"] = config.get("token_dropout", False)
         return declared
 
-    def _renamed(self, where: str, values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-        if absent := [theirs for ours, theirs in names.items() if not _is_valid(ours, values.get(theirs))]:
-            raise CheckpointError(
-                f"checkpoint {self.name}: {where} has no number for {', '.join(absent)}. "
-                "Fetch the configuration again from where the weights are from."
-            )
-        return {ours: values[theirs] for ours, theirs in names.items()}
-
-    def _problem_of(self, spec: ModelSpec) -> str | None:
-        if not all((spec.num_layers, spec.embedding_dim, spec.ffn_dim, spec.vocab_size)):
-            return "some of its tensors have no elements"
-        if spec.num_heads < 1 or spec.embedding_dim % spec.num_heads:
-            return f"width {spec.embedding_dim} is not a multiple of {spec.num_heads} heads"
+    def _require_possible(self, spec: ModelSpec) -> None:
+        """Raises ValueError for sizes that go together in no model."""
+        if spec.embedding_dim % spec.num_heads:
+            raise ValueError(f"width {spec.embedding_dim} is not a multiple of {spec.num_heads} heads")
         if spec.family == "esm2" and spec.head_dim % 2:
-            return f"rotary positions need heads of even width, not {spec.head_dim}"
+            raise ValueError(f"rotary positions need heads of even width, not {spec.head_dim}")
         if spec.family == "esm2" and spec.vocab_size < Esm2Tokenizer.vocab_size:
-            return f"its vocabulary of {spec.vocab_size} is smaller than the ESM-2 alphabet"
+            raise ValueError(f"its vocabulary of {spec.vocab_size} is smaller than the ESM-2 alphabet")
         if self.tokenizer_file is not None and (size := self.tokenizer.vocab_size) > spec.vocab_size:
-            return f"its tokenizer has {size} entries and its embedding {spec.vocab_size}"
-        return None
+            raise ValueError(f"its tokenizer has {size} entries and its embedding {spec.vocab_size}")
 
     def _refuse(self, verb: str, names: list[str]) -> None:
         """Raises CheckpointError if any tensors are named."""
@@ -390,14 +359,6 @@ class Checkpoint:
                 f"checkpoint {self.name} {verb} tensors: {', '.join(names[:5])}{more}. "
                 f"It is not the whole of {MODEL_IN_WORDS[self.family]}: fetch it again, or give another one."
             )
-
-
-def _is_valid(name: str, value: object) -> bool:
-    if name == "token_dropout":
-        return isinstance(value, bool | int)
-    if name == "layer_norm_eps":
-        return isinstance(value, int | float) and 0 < value < 1
-    return type(value) is int and 0 < value < 1 << 31
 
 
 def _sha256(path: Path) -> str:
@@ -460,13 +421,15 @@ def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torc
     return state
 
 
+@torch.no_grad()
 def load_model(
     checkpoint: Checkpoint,
     device: torch.device | str,
     precision: ResolvedPrecision,
-    compiled_for: AttentionBackend | None = None,
+    *,
+    compiled: bool = False,
 ) -> Encoder:
-    """A model in evaluation mode without gradients; its layers are compiled if an attention is given for that."""
+    """A model in evaluation mode without gradients; `compiled` compiles its layers with torch.compile."""
     spec = checkpoint.spec
     model = _without_storage(spec)
     # In fp8, of everything but the matrix products.
@@ -477,10 +440,10 @@ def load_model(
     model = model.requires_grad_(False).eval()
     if precision == "fp8":
         model.quantize()
-    elif compiled_for is None or torch.device(device).type != "cpu":
+    elif not compiled or torch.device(device).type != "cpu":
         model.prepare_inference()  # graphs cannot take weights packed by oneDNN
-    if compiled_for is not None:
-        model.compile_layers(compiled_for)
+    if compiled:
+        model.compile_layers()
     _log.info(
         "loaded %s: %d layers, width %d, %s on %s",
         checkpoint.name,

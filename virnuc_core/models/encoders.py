@@ -11,6 +11,7 @@ Shapes: B sequences, T tokens (special ones included), N heads, H head dim, D em
 """
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.models.attention import PackedLayout, packed_attention, sequence_index
-from virnuc_core.models.kernels import has_kernels
+from virnuc_core.models.kernels import has_kernels, keep_out_of_graphs
 from virnuc_core.models.layers import (
     Fp8Linear,
     GemmInput,
@@ -32,7 +33,6 @@ from virnuc_core.models.layers import (
     layer_norm,
     linear,
     linear_add_norm,
-    linear_gated_gelu,
     linear_gelu,
     pack_layers,
     quantize_attention,
@@ -88,20 +88,17 @@ class Encoder(nn.Module):
         """Rearranges weights for the kernels of the device, once they are there in their final dtype."""
         pack_layers(self)
 
-    def compile_layers(self, backend: AttentionBackend) -> None:
+    def compile_layers(self) -> None:
         """Compiles the layers with torch.compile, for any number of tokens, when the first batch is computed.
 
-        Attention other than by our kernels, which loops over sequences, stays outside of the graphs.
+        Our kernels and attention, which may loop over sequences, stay outside of the graphs.
         """
         # Otherwise sizes that happen to be equal in the first batch share a symbol, and others trigger recompilation.
         torch.fx.experimental._config.use_duck_shape = False
-        # It calls the driver, which Dynamo cannot trace.
-        torch.compiler.assume_constant_result(has_kernels)
-        is_traced = backend == "triton"
+        keep_out_of_graphs()
         for layer in self.layers:
-            if not is_traced:
-                layer.attend = torch.compiler.disable(packed_attention)
-            layer.compile(fullgraph=is_traced, dynamic=True)
+            layer.attend = torch.compiler.disable(packed_attention)
+            layer.compile(dynamic=True)
 
     def initialise_weights(self) -> None:
         """Sets small normal weights and zero biases, for training from scratch."""
@@ -112,41 +109,59 @@ class Encoder(nn.Module):
                 nn.init.zeros_(module.bias)
 
 
-class ESM2Layer(nn.Module):
-    """A transformer layer up to the next layer's LayerNorm; the rows of `qkv` are in the order of `pair_rows`."""
+class Layer(nn.Module):
+    """A transformer layer; its modules are in the order in which they compute.
+
+    The rows of ESM-2's `qkv` are in the order of `pair_rows`. DNABERT-S is gated and normalises sums (post-norm); its `ffn_in`
+    has the rows of the gate's GELU half, then those of its linear half.
+    """
 
     attend = staticmethod(packed_attention)
 
     def __init__(self, spec: ModelSpec, dropout: float) -> None:
         super().__init__()
-        width = spec.embedding_dim
-        self.num_heads = spec.num_heads
-        self.dropout = dropout
-        self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        width, eps = spec.embedding_dim, spec.layer_norm_eps
+        self.num_heads, self.dropout = spec.num_heads, dropout
+        self.is_gated = gated = spec.family == "dnabert_s"
+        if not gated:
+            self.attention_norm = nn.LayerNorm(width, eps=eps)
         self.qkv: Linear = nn.Linear(width, 3 * width)
         self.attention_out: Linear = nn.Linear(width, width)
-        self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.ffn_in: Linear = nn.Linear(width, spec.ffn_dim)
+        if gated:
+            self.attention_norm = nn.LayerNorm(width, eps=eps)
+        else:
+            self.ffn_norm = nn.LayerNorm(width, eps=eps)
+        self.ffn_in: Linear | InterleavedGLU | SplitGLU = nn.Linear(
+            width, 2 * spec.ffn_dim if gated else spec.ffn_dim, bias=not gated
+        )
         self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
+        if gated:
+            self.ffn_norm = nn.LayerNorm(width, eps=eps)
+
+    @property
+    def middle_norm(self) -> nn.LayerNorm:
+        """The LayerNorm between attention and feed-forward."""
+        return self.attention_norm if self.is_gated else self.ffn_norm
 
     def forward(
         self,
         hidden_states: Tensor,
         normed: GemmInput,
         next_norm: nn.LayerNorm,
-        is_last: bool,
+        next_linear: nn.Module | None,
         layout: PackedLayout,
     ) -> tuple[Tensor, GemmInput]:
-        """Hidden states (T, D), normed by `attention_norm` -> hidden states (T, D), normed by `next_norm`."""
-        dropout = self.dropout if self.training else 0.0
+        """Hidden states (T, D) and their LayerNorm -> both after this layer, normed by `next_norm` for `next_linear`."""
+        end_branch = partial(
+            linear_add_norm, post_norm=self.is_gated, dropout=self.dropout if self.training else 0.0
+        )
         qkv = linear(self.qkv, normed).unflatten(1, (3, self.num_heads, -1))
         attended = self.attend(qkv, layout, quantize=isinstance(self.attention_out, Fp8Linear))
-        hidden_states, normed = linear_add_norm(
-            self.attention_out, attended, hidden_states, self.ffn_norm, self.ffn_in, dropout=dropout
+        hidden_states, normed = end_branch(
+            self.attention_out, attended, hidden_states, self.middle_norm, self.ffn_in
         )
-        inner = linear_gelu(self.ffn_in, normed, self.ffn_out)
-        next_linear = None if is_last else self.qkv
-        return linear_add_norm(self.ffn_out, inner, hidden_states, next_norm, next_linear, dropout=dropout)
+        inner = linear_gelu(self.ffn_in, normed, self.ffn_out, gated=self.is_gated)
+        return end_branch(self.ffn_out, inner, hidden_states, next_norm, next_linear)
 
 
 class ESM2(Encoder):
@@ -155,13 +170,13 @@ class ESM2(Encoder):
     def __init__(self, spec: ModelSpec, dropout: float = 0.0) -> None:
         super().__init__(spec)
         self.embed_tokens = nn.Embedding(spec.vocab_size, spec.embedding_dim)
-        self.layers = nn.ModuleList(ESM2Layer(spec, dropout) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(Layer(spec, dropout) for _ in range(spec.num_layers))
         self.final_norm = nn.LayerNorm(spec.embedding_dim, eps=spec.layer_norm_eps)
         self.initialise_weights()
 
     def quantize(self) -> None:
         for layer in self.layers:
-            _quantize_layer(layer, layer.attention_norm, layer.ffn_norm, gated=False)
+            _quantize(layer, layer.attention_norm)
 
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
         last = self.spec.num_layers if repr_layer is None else repr_layer
@@ -172,17 +187,18 @@ class ESM2(Encoder):
         next_norms = [layer.attention_norm for layer in layers[1:]] + [self.final_norm]
         _, normed = layer_norm(layers[0].attention_norm, hidden_states, layers[0].qkv)
         for layer, next_norm in zip(layers[:last], next_norms, strict=False):
-            is_last = next_norm is self.final_norm
-            hidden_states, normed = layer(hidden_states, normed, next_norm, is_last, layout)
+            next_linear = None if next_norm is self.final_norm else layer.qkv
+            hidden_states, normed = layer(hidden_states, normed, next_norm, next_linear, layout)
         return cast(Tensor, normed) if last == self.spec.num_layers else hidden_states
 
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
         """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12 % of tokens."""
         if self.spec.token_dropout and has_half_kernels(self.embed_tokens.weight):
-            scaled: Tensor = torch.ops.virnuc.embed_tokens(
+            from virnuc_core.models.kernels.rowwise import embed_tokens
+
+            return embed_tokens(
                 input_ids, layout.cu_seqlens, self.embed_tokens.weight, MASK_TOKEN, 1 - _TRAINED_MASK_RATIO
             )
-            return scaled
         embedded: Tensor = self.embed_tokens(input_ids)
         if not self.spec.token_dropout:
             return embedded
@@ -195,47 +211,6 @@ class ESM2(Encoder):
         return embedded * scale.masked_fill(is_mask, 0.0).to(embedded.dtype).unsqueeze(1)
 
 
-class DnabertSLayer(nn.Module):
-    """A transformer layer; `ffn_in` has the rows of the gate's GELU half, then those of its linear half."""
-
-    attend = staticmethod(packed_attention)
-
-    def __init__(self, spec: ModelSpec, dropout: float) -> None:
-        super().__init__()
-        width = spec.embedding_dim
-        self.num_heads = spec.num_heads
-        self.dropout = dropout
-        self.qkv: Linear = nn.Linear(width, 3 * width)
-        self.attention_out: Linear = nn.Linear(width, width)
-        self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.ffn_in: nn.Linear | Fp8Linear | InterleavedGLU | SplitGLU = nn.Linear(
-            width, 2 * spec.ffn_dim, bias=False
-        )
-        self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
-        self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-
-    def forward(
-        self, hidden_states: Tensor, gemm_input: GemmInput, layout: PackedLayout
-    ) -> tuple[Tensor, GemmInput]:
-        """Hidden states (T, D) and `gemm_input`, the same as the matrix products take it -> both after this layer."""
-        dropout = self.dropout if self.training else 0.0
-        qkv = linear(self.qkv, gemm_input).unflatten(1, (3, self.num_heads, -1))
-        attended = self.attend(qkv, layout, quantize=isinstance(self.attention_out, Fp8Linear))
-        hidden_states, gemm_input = linear_add_norm(
-            self.attention_out,
-            attended,
-            hidden_states,
-            self.attention_norm,
-            self.ffn_in,
-            normed_residual=True,
-            dropout=dropout,
-        )
-        inner = linear_gated_gelu(self.ffn_in, gemm_input, self.ffn_out)
-        return linear_add_norm(
-            self.ffn_out, inner, hidden_states, self.ffn_norm, self.qkv, normed_residual=True, dropout=dropout
-        )
-
-
 class DnabertS(Encoder):
     """The DNA language model; layer 0 is the embedding after its LayerNorm."""
 
@@ -244,7 +219,7 @@ class DnabertS(Encoder):
         self.word_embeddings = nn.Embedding(spec.vocab_size, spec.embedding_dim)
         self.token_type_embedding = nn.Parameter(torch.zeros(spec.embedding_dim))
         self.embedding_norm = nn.LayerNorm(spec.embedding_dim, eps=spec.layer_norm_eps)
-        self.layers = nn.ModuleList(DnabertSLayer(spec, dropout) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(Layer(spec, dropout) for _ in range(spec.num_layers))
         self.initialise_weights()
 
     def prepare_inference(self) -> None:
@@ -255,25 +230,27 @@ class DnabertS(Encoder):
     def quantize(self) -> None:
         input_norm = self.embedding_norm
         for layer in self.layers:
-            _quantize_layer(layer, input_norm, layer.attention_norm, gated=True)
+            _quantize(layer, input_norm)
             input_norm = layer.ffn_norm
 
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
         last = self.spec.num_layers if repr_layer is None else repr_layer
         embedded = self.word_embeddings(input_ids)
         layers = list(self.layers)
-        hidden_states, gemm_input = layer_norm(
+        hidden_states, normed = layer_norm(
             self.embedding_norm, embedded, layers[0].qkv, self.token_type_embedding
         )
         for layer in layers[:last]:
-            hidden_states, gemm_input = layer(hidden_states, gemm_input, layout)
+            hidden_states, normed = layer(hidden_states, normed, layer.ffn_norm, layer.qkv, layout)
         return hidden_states
 
 
-def _quantize_layer(layer: Any, input_norm: nn.LayerNorm, ffn_norm: nn.LayerNorm, *, gated: bool) -> None:
-    """To fp8, in place; the norms are what attention and feed-forward take."""
+def _quantize(layer: Any, input_norm: nn.LayerNorm) -> None:
+    """Converts the products of a layer to fp8, in place; attention takes `input_norm`."""
     layer.qkv, layer.attention_out = quantize_attention(input_norm, layer.qkv, layer.attention_out)
-    layer.ffn_in, layer.ffn_out = quantize_feed_forward(ffn_norm, layer.ffn_in, layer.ffn_out, gated=gated)
+    layer.ffn_in, layer.ffn_out = quantize_feed_forward(
+        layer.middle_norm, layer.ffn_in, layer.ffn_out, gated=layer.is_gated
+    )
 
 
 def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_tokens: bool) -> Tensor:
@@ -284,8 +261,9 @@ def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_toke
     zeros.
     """
     if has_kernels(hidden_states.device) and not torch.is_grad_enabled():
-        means: Tensor = torch.ops.virnuc.segment_mean(hidden_states, cu_seqlens, include_special_tokens)
-        return means
+        from virnuc_core.models.kernels.rowwise import segment_mean
+
+        return segment_mean(hidden_states, cu_seqlens, include_special_tokens)
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     if include_special_tokens:
         offsets = cu_seqlens.long()

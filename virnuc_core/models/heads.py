@@ -20,19 +20,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
+from virnuc_core.columns import Float64, Int64
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
-from virnuc_core.files import atomic_path, from_json, parse_object
-from virnuc_core.models.catalogue import HEAD_METADATA, read_purpose
+from virnuc_core.files import atomic_path, from_json
+from virnuc_core.models.catalogue import HEAD_METADATA, read_facts, read_purpose
 from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule, mean_scores
-from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
-from virnuc_core.specs import CODE_WIDTH, FrameRule
+from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, state_dict_of
+from virnuc_core.specs import CODE_WIDTH, FrameRule, Size
 
 # With few or easy validation records the temperature would tend to 0, and every score to 0 or 1.
 TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
@@ -53,30 +52,35 @@ class Head(nn.Module, ABC):
     """
 
     frames: ClassVar[FrameRule]
+    tier_rules: ClassVar[tuple[TierRule, ...]]
+    _kind: ClassVar[str]
     widths: tuple[int, ...]
     classes: tuple[str, ...]
     facts: Mapping[str, Any]
-    tier_rules: ClassVar[tuple[TierRule, ...]]
 
     @classmethod
-    @abstractmethod
     def load(cls, path: Path) -> Self:
         """Reads a head in evaluation mode.
 
         Raises:
             CheckpointError: the file is damaged, holds other objects (whose code is not run), or is no such head.
         """
+        try:
+            head = cls._read(path)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is not {cls._kind}, or is damaged: {error}.") from error
+        return head.requires_grad_(False).eval()
 
-    @property
-    def in_features(self) -> int:
-        """Width F of the DNA vector and the protein vector together."""
-        return sum(self.widths)
+    @classmethod
+    @abstractmethod
+    def _read(cls, path: Path) -> Self:
+        """Reads a head; raises one of the errors above, or CheckpointError."""
 
     @property
     def inputs_in_words(self) -> str:
         """What it takes."""
         if len(self.widths) == 1:
-            return f"{self.in_features} features"
+            return f"{self.widths[0]} features"
         return "DNA and protein vectors of {} and {} numbers".format(*self.widths)
 
     def takes_widths(self, dna: int, protein: int) -> bool:
@@ -109,9 +113,9 @@ class Head(nn.Module, ABC):
         """
 
     def _require_width(self, features: Tensor) -> None:
-        if features.shape[1] != self.in_features:
+        if features.shape[1] != sum(self.widths):
             raise MismatchError(
-                f"the classifier head takes {self.in_features} features and the models give {features.shape[1]} (DNA and "
+                f"the classifier head takes {sum(self.widths)} features and the models give {features.shape[1]} (DNA and "
                 "protein together). Choose the head that was trained on these models."
             )
 
@@ -123,6 +127,7 @@ class MLPClassifier(Head):
     """
 
     frames = "open"
+    _kind = "an MLPClassifier head of VirNucPro or virnuc (hidden_layer, bn1, output_layer with 2 outputs)"
     tier_rules = (TierRule("confident", 5, 0.8, 0.8), TierRule("likely", 2, 0.65, 0.65))
 
     def __init__(self, in_features: int, hidden_width: int = 512) -> None:
@@ -134,27 +139,21 @@ class MLPClassifier(Head):
         self.dropout = nn.Dropout(0.5)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads a pickled whole `__main__.MLPClassifier`, a state dict, or safetensors."""
-        try:
-            state = _read_state(path)
-            hidden_width, in_features = state["hidden_layer.weight"].shape
-            if 0 in (hidden_width, in_features) or any(tensor.is_complex() for tensor in state.values()):
-                raise ValueError("its tensors are empty or complex")
-            for name, weights in state.items():
-                if not is_finite(weights):
-                    raise ValueError(f"{name} holds numbers that are not finite")
-            if (state["bn1.running_var"] < 0).any():
-                raise ValueError("bn1.running_var holds numbers below zero")
-            classifier = cls(in_features, hidden_width)
-            state.setdefault("bn1.num_batches_tracked", torch.tensor(0))
-            classifier.load_state_dict(state)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} is not an MLPClassifier head (hidden_layer, bn1, output_layer with 2 outputs): {error}. "
-                "Give a head of VirNucPro or virnuc."
-            ) from error
-        return classifier.requires_grad_(False).eval()
+    def _read(cls, path: Path) -> Self:
+        """A pickled whole `__main__.MLPClassifier`, a state dict, or safetensors."""
+        state = _read_state(path)
+        hidden_width, in_features = state["hidden_layer.weight"].shape
+        if 0 in (hidden_width, in_features) or any(tensor.is_complex() for tensor in state.values()):
+            raise ValueError("its tensors are empty or complex")
+        for name, weights in state.items():
+            if not is_finite(weights):
+                raise ValueError(f"{name} holds numbers that are not finite")
+        if (state["bn1.running_var"] < 0).any():
+            raise ValueError("bn1.running_var holds numbers below zero")
+        classifier = cls(in_features, hidden_width)
+        state.setdefault("bn1.num_batches_tracked", torch.tensor(0))
+        classifier.load_state_dict(state)
+        return classifier
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (n, 2) of features (n, D)."""
@@ -200,7 +199,7 @@ class _PickledModule:
 
 def _read_state(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
-        return read_tensors(path)[0]
+        return read_tensors(path)
     layers = ("linear.Linear", "batchnorm.BatchNorm1d", "activation.ReLU", "dropout.Dropout")
     names = ("__main__.MLPClassifier", *(f"torch.nn.modules.{layer}" for layer in layers))
     content = read_pickle(path, [(_PickledModule, name) for name in names])
@@ -211,10 +210,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             for own, tensor in {**vars(layer)["_parameters"], **vars(layer)["_buffers"]}.items()
             if tensor is not None
         }
-    if not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError("it holds more than tensors")
-    require_backed(path, content.values())
-    return {str(key): value for key, value in content.items()}
+    return state_dict_of(path, content)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,22 +224,21 @@ class HeadSpec:
         num_virus: how many classes are of viruses.
     """
 
-    dna_width: int
-    protein_width: int
+    dna_width: Size
+    protein_width: Size
     classes: tuple[str, ...]
-    num_virus: int
-    hidden_width: int = 256
+    num_virus: Size
+    hidden_width: Size = 256
     code_width: int = CODE_WIDTH
-    context_width: int = 128
-    pooling_heads: int = 4
+    context_width: Size = 128
+    pooling_heads: Size = 4
 
     def __post_init__(self) -> None:
-        sizes = (self.dna_width, self.protein_width, self.hidden_width, self.pooling_heads)
-        if min(sizes) < 1 or self.context_width < 1 or self.context_width % self.pooling_heads:
-            raise ValueError("its sizes are those of no head")
+        if self.context_width % self.pooling_heads:
+            raise ValueError(f"width {self.context_width} is not a multiple of {self.pooling_heads} heads")
         if self.code_width != CODE_WIDTH:
             raise ValueError(f"its row codes have {self.code_width} numbers, and must have {CODE_WIDTH}")
-        if not 0 < self.num_virus < len(self.classes) or len(set(self.classes)) < len(self.classes):
+        if self.num_virus >= len(self.classes) or len(set(self.classes)) < len(self.classes):
             raise ValueError(
                 f"{self.num_virus} of {len(self.classes)} classes are viruses, or two have one name"
             )
@@ -268,6 +263,7 @@ class ContigHead(Head):
     """Scores rows, chunks and contigs; see the module's diagram."""
 
     frames = "longest"
+    _kind = "a head of virnuc train for the longest stop-free stretches"
     tier_rules = (TierRule("confident", 2, 0.95), TierRule("likely", 1, 0.9))
 
     def __init__(self, spec: HeadSpec, dropout: float = 0.0) -> None:
@@ -302,64 +298,44 @@ class ContigHead(Head):
             _Linear(width, len(spec.classes)),
         )
         self.embedding = _Linear(width, code)
-        self.chunk_temperature: Tensor
-        self.context_temperature: Tensor
-        self.contig_temperature: Tensor
-        self.centroids: Tensor
-        self.novelty_limit: Tensor
         # Temperatures of chunks alone and in context, and of contigs as intercept and slope over the logarithm of the number
         # of chunks.
-        self.register_buffer("chunk_temperature", torch.ones(()))
-        self.register_buffer("context_temperature", torch.ones(()))
-        self.register_buffer("contig_temperature", torch.tensor([1.0, 0.0]))
+        self.chunk_temperature = nn.Buffer(torch.ones(()))
+        self.context_temperature = nn.Buffer(torch.ones(()))
+        self.contig_temperature = nn.Buffer(torch.tensor([1.0, 0.0]))
         # Unit vectors (M, Z) that stand for the embeddings of the training contigs, and the novelty above which a contig is novel.
-        self.register_buffer("centroids", torch.empty(0, code))
-        self.register_buffer("novelty_limit", torch.tensor(MAX_NOVELTY))
+        self.centroids: Tensor = nn.Buffer(torch.empty(0, code))
+        self.novelty_limit = nn.Buffer(torch.tensor(MAX_NOVELTY))
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads safetensors."""
-        try:
-            state, _ = read_tensors(path)
-            with safe_open(path, framework="pt") as file:
-                stated = parse_object((file.metadata() or {})[HEAD_METADATA])
-            spec = from_json(HeadSpec, stated.get("spec"))
-            for name, tensor in state.items():
-                if tensor.dtype != torch.float32 or not is_finite(tensor):
-                    raise ValueError(f"{name} holds other numbers than finite ones in fp32")
-            # Without memory for what a damaged specification asks for: the tensors of the file take their places.
-            with torch.device("meta"):
-                head = cls(spec)
-                # Heads may have any number of centroids, or none.
-                head.centroids = torch.empty(state.get("centroids", head.centroids).shape)
-            neutral = {
-                "centroids": torch.empty(0, spec.code_width),
-                "novelty_limit": torch.tensor(MAX_NOVELTY),
-            }
-            head.load_state_dict({**neutral, **state}, assign=True)
-            if head.centroids.ndim != 2 or head.centroids.shape[1] != spec.code_width:
-                raise ValueError(f"its centroids are of shape {tuple(head.centroids.shape)}")
-            if min(head.chunk_temperature, head.context_temperature) <= 0:
-                raise ValueError("its temperature is not above zero")
-        except (LookupError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} is not a head for the longest stop-free stretches: {error}. Give one of virnuc train, or make it again."
-            ) from error
-        return head.requires_grad_(False).eval()
+    def _read(cls, path: Path) -> Self:
+        spec = from_json(HeadSpec, read_facts(path).get("spec"))
+        state = read_tensors(path)
+        for name, tensor in state.items():
+            if tensor.dtype != torch.float32 or not is_finite(tensor):
+                raise ValueError(f"{name} holds other numbers than finite ones in fp32")
+        # Heads may have any number of centroids, or none.
+        state = {
+            "centroids": torch.empty(0, spec.code_width),
+            "novelty_limit": torch.tensor(MAX_NOVELTY),
+            **state,
+        }
+        # Without memory for what a damaged specification asks for: the tensors of the file take their places.
+        with torch.device("meta"):
+            head = cls(spec)
+            head.centroids = torch.empty(state["centroids"].shape)
+        head.load_state_dict(state, assign=True)
+        if head.centroids.ndim != 2 or head.centroids.shape[1] != spec.code_width:
+            raise ValueError(f"its centroids are of shape {tuple(head.centroids.shape)}")
+        if min(head.chunk_temperature, head.context_temperature) <= 0:
+            raise ValueError("its temperature is not above zero")
+        return head
 
     def virus_margin(self, logits: Tensor) -> Tensor:
         """Log-odds of a virus, fp32 (n,), of logits (n, K), before calibration."""
         logits = logits.float()
         virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
         return virus.logsumexp(1) - other.logsumexp(1)
-
-    def chunk_margin(self, logits: Tensor) -> Tensor:
-        """Calibrated log-odds of a virus, fp32 (n,), of logits of rows or chunks (n, K)."""
-        return self.virus_margin(logits) / self.chunk_temperature
-
-    def context_margin(self, logits: Tensor) -> Tensor:
-        """Calibrated log-odds of a virus, fp32 (C,), of logits of chunks in the context of their contigs (C, K)."""
-        return self.virus_margin(logits) / self.context_temperature
 
     def contig_margin(self, logits: Tensor, num_chunks: Tensor) -> Tensor:
         """Calibrated log-odds of a virus, fp32 (R,), of logits of contigs (R, K) with so many scored chunks (R,)."""
@@ -379,7 +355,7 @@ class ContigHead(Head):
             )
         dna, protein = features.tensor_split([self.spec.dna_width], dim=1)
         codes = self.row_codes(dna, protein, sizes).half()
-        margin = self.chunk_margin(self.chunk(codes.float()))
+        margin = self.virus_margin(self.chunk(codes.float())) / self.chunk_temperature
         return {"scores": torch.stack((-margin, margin), dim=1).sigmoid(), "codes": codes}
 
     @torch.inference_mode()
@@ -415,28 +391,27 @@ class ContigHead(Head):
                     "the head gives scores that are not finite: its weights are broken, fetch it again."
                 )
             p_contig = _probabilities(self.contig_margin(contig_logits, torch.from_numpy(counts)))
-            p_chunk = _probabilities(self.chunk_margin(logits))
-            p_context = _probabilities(self.context_margin(context))
+            p_chunk = _probabilities(self.virus_margin(logits) / self.chunk_temperature)
+            p_context = _probabilities(self.virus_margin(context) / self.context_temperature)
             novelty = self.novelty(embedding).double().numpy()
 
-        def spread(values: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
-            """(C, ...) with `values` (S, ...) and `missing` in the others."""
-            spread = np.full((len(rows.contig), *values.shape[1:]), missing, values.dtype)
+        def spread(values: Float64) -> Float64:
+            """(C,) with `values` (S,) and NaN in the others."""
+            spread = np.full(len(rows.contig), np.nan)
             spread[chunks] = values
             return spread
 
         return ContigScores(
-            p_chunk=spread(p_chunk, np.nan),
-            p_region=spread(p_context, np.nan),
+            p_chunk=spread(p_chunk),
+            p_region=spread(p_context),
             p_contig=np.where(is_scored, p_contig, np.nan),
             is_novel=is_scored & (novelty > float(self.novelty_limit)),
-            chunk_classes=spread(self._best_classes(logits), -1),
             contig_classes=np.where(is_scored[:, None], self._best_classes(contig_logits), -1),
             embedding=np.where(is_scored[:, None], embedding.numpy(), np.float32(np.nan)),
             novelty=np.where(is_scored, novelty, np.nan),
         )
 
-    def _best_classes(self, logits: Tensor) -> npt.NDArray[np.int64]:
+    def _best_classes(self, logits: Tensor) -> Int64:
         """int64 (n, 2): the class with the highest of the logits (n, K) among those that are no viruses, and among viruses."""
         virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
         best = torch.stack((other.argmax(1) + self.spec.num_virus, virus.argmax(1)), dim=1)
@@ -570,10 +545,11 @@ def save_head(head: Head, path: Path, facts: Mapping[str, Any] | None = None) ->
     stated = {**(facts or {}), **head.facts}
     metadata = {HEAD_METADATA: json.dumps(stated, sort_keys=True)} if stated else None
     with atomic_path(path) as temporary:
-        save_file(state, temporary, metadata=metadata)
+        # Not with save_file, whose files are for their owner alone.
+        temporary.write_bytes(save(state, metadata))
 
 
-def _probabilities(margin: Tensor) -> npt.NDArray[np.float64]:
+def _probabilities(margin: Tensor) -> Float64:
     # torch's sigmoid rounds the last few values of an array differently.
     return np.asarray(np.exp(-np.logaddexp(0.0, -margin.double().numpy())))
 

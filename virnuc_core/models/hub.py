@@ -4,13 +4,12 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, cast
 
 from virnuc_core.errors import CheckpointError, UsageError
-from virnuc_core.files import file_digest, sync_file, sync_folder, write_text
+from virnuc_core.files import file_digest, write_text
 from virnuc_core.models.catalogue import (
     BUNDLED_TOKENIZER,
     RANDOM,
@@ -105,9 +104,8 @@ def fetch(repo: str, revision: str | None) -> Path:
 
     if revision is not None and (folder := find_cached(repo, revision)):
         return folder
-    # What a failing request raises: the hub's own error is derived from that of its HTTP client.
-    client_errors = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
-    failures: tuple[type[Exception], ...] = (OSError, ValueError, *client_errors)
+    # The hub's own error is derived from that of its HTTP client, which a failing connection raises.
+    failures = cast(tuple[type[Exception], ...], (OSError, ValueError, *HfHubHTTPError.__bases__))
     try:
         # Unlike downloads, this request is not retried, so a machine without a network fails at once.
         info = HfApi().model_info(repo, revision=revision, timeout=20)
@@ -149,8 +147,7 @@ def find_cached(repo: str, revision: str | None) -> Path | None:
 def pull(name: str, to: Path | None) -> tuple[Checkpoint, Path | None]:
     """Fetches a model by name, with or without family prefix, unless it is here; checks it, and copies it below `to`.
 
-    The hashes of fetched files are checked, the shapes of all tensors, and the architecture of a catalogue model. Returns
-    the model and its copy.
+    The hashes of fetched files are checked, and the shapes of all tensors. Returns the model and its copy.
 
     Raises:
         UsageError: the name is that of two models or of a path, or the copy cannot be made there.
@@ -166,10 +163,6 @@ def pull(name: str, to: Path | None) -> tuple[Checkpoint, Path | None]:
         _require_undamaged(name, folder)
     checkpoint = Checkpoint.open(folder, family, name=name, revision=revision)
     checkpoint.published_parts()
-    for size in ("num_layers", "embedding_dim", "num_heads"):
-        found = getattr(checkpoint.spec, size)
-        if entry is not None and found != (wanted := getattr(entry.spec, size)):
-            raise CheckpointError(f"{folder} is not {name}: its {size} is {found} instead of {wanted}.")
     copy = None
     if to is not None:
         copy = to / (short.rpartition("/")[2] if revision else folder.name)
@@ -194,7 +187,7 @@ def _require_undamaged(name: str, folder: Path) -> None:
 
 
 def _copy(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copies a model as plain files with a list of their hashes; the same model there is left alone."""
+    """Copies a model's files with a list of their hashes; the same model there is left alone."""
     if os.path.lexists(folder):
         if not folder.is_dir() or Checkpoint.open(folder).fingerprint != checkpoint.fingerprint:
             raise UsageError(
@@ -204,17 +197,14 @@ def _copy(checkpoint: Checkpoint, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}-") as scratch:
         made = Path(scratch) / folder.name
-        made.mkdir()
+        made.mkdir()  # a scratch folder is for its owner alone
         for path in (*checkpoint.files, *checkpoint.location.glob("*.json")):
             shutil.copyfile(path, made / path.name)
-        write_sums(made, list(made.iterdir()))
-        for path in made.iterdir():
-            sync_file(path)
-        os.replace(made, folder)
-    sync_folder(folder.absolute().parent)
+        write_sums(made)
+        made.replace(folder)
 
 
-def write_sums(folder: Path, files: Iterable[Path]) -> None:
-    """Writes the SHA256SUMS of files in a folder, for `sha256sum --check`."""
-    lines = sorted((path.name, file_digest(path)) for path in files)
+def write_sums(folder: Path) -> None:
+    """Writes the SHA256SUMS of the files in a folder, for `sha256sum --check`."""
+    lines = sorted((path.name, file_digest(path)) for path in folder.iterdir() if path.name != SUMS_NAME)
     write_text(folder / SUMS_NAME, "".join(f"{digest}  {name}\n" for name, digest in lines))

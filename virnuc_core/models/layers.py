@@ -48,11 +48,6 @@ class Fp8Linear(nn.Module):
         UsageError: tensor cores do not take the widths in fp8.
     """
 
-    weight: Tensor
-    scale: Tensor
-    bias: Tensor | None
-    input_scale: Tensor
-
     def __init__(self, weight: Tensor, bias: Tensor | None, input_scale: Tensor) -> None:
         super().__init__()
         if any(width % 16 for width in weight.shape):
@@ -61,10 +56,9 @@ class Fp8Linear(nn.Module):
                 f"{' x '.join(map(str, weight.shape))}: use --precision bf16"
             )
         values, scale = quantize_rows(weight.detach().float())
-        self.register_buffer("weight", values)
-        self.register_buffer("scale", scale.t().contiguous())
-        self.register_buffer("bias", None if bias is None else bias.detach())
-        self.register_buffer("input_scale", input_scale.detach().view(1, 1))
+        self.weight, self.scale = nn.Buffer(values), nn.Buffer(scale.t().contiguous())
+        self.bias = None if bias is None else nn.Buffer(bias.detach())
+        self.input_scale = nn.Buffer(input_scale.detach().view(1, 1))
 
     def matmul(self, x: GemmInput, bias: Tensor | None) -> Tensor:
         """(T, I) -> (T, O), bf16; leave the bias to the kernel that follows, which adds it at no cost."""
@@ -124,11 +118,9 @@ def output_bounds(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
 class InterleavedGLU(nn.Module):
     """The bias-free first layer of a gated feed-forward; rows of gate and value alternate in `weight` (2 F, I)."""
 
-    weight: Tensor
-
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.register_buffer("weight", _interleave(layer.weight.detach()))
+        self.weight = nn.Buffer(_interleave(layer.weight.detach()))
 
 
 def _interleave(weight: Tensor) -> Tensor:
@@ -144,14 +136,10 @@ class OnednnLinear(nn.Module):
     bits.
     """
 
-    weight: Tensor
-    bias: Tensor | None
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        reordered = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-        self.register_buffer("weight", reordered)
-        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.weight = nn.Buffer(torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous()))
+        self.bias = None if bias is None else nn.Buffer(bias.detach())
 
     def multiply(self, x: Tensor, activation: Literal["none", "gelu"]) -> Tensor:
         """(T, I) -> (T, O), with exact (erf) GELU if so asked."""
@@ -213,32 +201,31 @@ def linear(layer: Linear, x: GemmInput) -> Tensor:
     return functional.linear(x, layer.weight, layer.bias)
 
 
-def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInput:
-    """(T, I) -> (T, O), GELU of the product, in the form that `next_linear` takes: its erf form, or in fp8 the tanh form."""
+def linear_gelu(
+    layer: Linear | InterleavedGLU | SplitGLU, x: GemmInput, next_linear: nn.Module, *, gated: bool
+) -> GemmInput:
+    """(T, I) -> (T, F): GELU of the product; or, gated, GELU of its first half times the second half, without a bias.
+
+    The result is in the form that `next_linear` takes. GELU has its erf form, in fp8 the tanh form.
+    """
     if isinstance(layer, Fp8Linear):
-        return _fp8_gelu(layer, x, False, next_linear)
+        assert isinstance(x, Quantized)
+        assert isinstance(next_linear, Fp8Linear)
+        scales = (x.scale, layer.scale, next_linear.input_scale)
+        return _fused_gelu(x.values, layer.weight, layer.bias, gated, scales)
     assert isinstance(x, Tensor)
     if isinstance(layer, OnednnLinear):
         return layer.multiply(x, "gelu")
-    if _fuses_activation(layer, x) and not torch.is_grad_enabled():
-        fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
-        return fused
-    return functional.gelu(functional.linear(x, layer.weight, layer.bias))
-
-
-def linear_gated_gelu(
-    layer: nn.Linear | Fp8Linear | InterleavedGLU | SplitGLU, x: GemmInput, next_linear: nn.Module
-) -> GemmInput:
-    """(T, I) -> (T, O / 2): GELU of the first half of a bias-free layer's output times the second half."""
-    if isinstance(layer, Fp8Linear):
-        return _fp8_gelu(layer, x, True, next_linear)
-    assert isinstance(x, Tensor)
-    if isinstance(layer, InterleavedGLU):
-        fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, None, True)
-        return fused
     if isinstance(layer, SplitGLU):
         return layer.value.multiply_with(x, layer.gate.multiply(x, "gelu"), "mul")
-    gate, value = functional.linear(x, layer.weight).chunk(2, dim=-1)
+    if isinstance(layer, InterleavedGLU):
+        return _fused_gelu(x, layer.weight, None, gated)
+    if not gated and _fuses_activation(layer, x):
+        return _fused_gelu(x, layer.weight, layer.bias, gated)
+    product = functional.linear(x, layer.weight, layer.bias)
+    if not gated:
+        return functional.gelu(product)
+    gate, value = product.chunk(2, dim=-1)
     return functional.gelu(gate) * value
 
 
@@ -249,28 +236,27 @@ def linear_add_norm(
     norm: nn.LayerNorm,
     next_linear: nn.Module | None,
     *,
-    normed_residual: bool = False,
+    post_norm: bool = False,
     dropout: float = 0.0,
 ) -> tuple[Tensor, GemmInput]:
     """The end of a branch: its last product, the residual connection, and the next LayerNorm.
 
     `x` is (T, I), `residual` (T, D); `next_linear` takes the LayerNorm, None if that is a result. Returns what the
-    next branch is added to, (T, D), which is the LayerNorm with `normed_residual` (post-norm) and else the sum
-    (pre-norm), and the LayerNorm in the form that `next_linear` takes. `dropout` must be 0 outside training.
+    next branch is added to, (T, D), which is the LayerNorm with `post_norm` and else the sum, and the LayerNorm in the form that `next_linear` takes. `dropout` must be 0 outside training.
     """
     if isinstance(layer, Fp8Linear):
         branch = layer.matmul(x, None)
-        return _add_norm(branch, layer.bias, residual, norm, next_linear, normed_residual)
+        return _add_norm(branch, layer.bias, residual, norm, next_linear, post_norm)
     assert isinstance(x, Tensor)
     if isinstance(layer, OnednnLinear):
         total = layer.multiply_with(x, residual, "add")
     else:
         branch = functional.linear(x, layer.weight, layer.bias)
         if has_half_kernels(branch):
-            return _add_norm(branch, None, residual, norm, next_linear, normed_residual)
+            return _add_norm(branch, None, residual, norm, next_linear, post_norm)
         total = residual + functional.dropout(branch, dropout)
     normed = norm(total)
-    return (normed if normed_residual else total), normed
+    return (normed if post_norm else total), normed
 
 
 def layer_norm(
@@ -289,41 +275,35 @@ def _add_norm(
     residual: Tensor,
     norm: nn.LayerNorm,
     next_linear: nn.Module | None,
-    normed_residual: bool,
+    post_norm: bool,
 ) -> tuple[Tensor, GemmInput]:
-    quantize = isinstance(next_linear, Fp8Linear)
-    total, normed, values, scale = torch.ops.virnuc.add_norm(
-        branch,
-        bias,
-        residual,
-        norm.weight,
-        norm.bias,
-        norm.eps,
-        not normed_residual,
-        normed_residual or not quantize,
-        quantize,
+    from virnuc_core.models.kernels.rowwise import add_norm
+
+    in_fp8 = isinstance(next_linear, Fp8Linear)
+    kept, normed, scale = add_norm(
+        branch, bias, residual, norm.weight, norm.bias, norm.eps, post_norm=post_norm, quantize=in_fp8
     )
-    return (normed if normed_residual else total), (Quantized(values, scale) if quantize else normed)
+    return kept, normed if scale is None else Quantized(normed, scale)
 
 
-def _fp8_gelu(layer: Fp8Linear, x: GemmInput, gated: bool, next_linear: nn.Module) -> GemmInput:
-    assert isinstance(x, Quantized)
-    assert isinstance(next_linear, Fp8Linear)
-    fused: Tensor = torch.ops.virnuc.fp8_linear_gelu(
-        *x, layer.weight, layer.scale, layer.bias, gated, next_linear.input_scale
-    )
-    return fused
+def _fused_gelu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    from virnuc_core.models.kernels.gemm_gelu import linear_gelu
+
+    return linear_gelu(x, weight, bias, gated, scales)
 
 
 def has_half_kernels(x: Tensor) -> bool:
     """Whether the kernels for 16 bit apply to a tensor."""
-    return _is_half_on_cuda(x) and has_kernels(x.device) and not torch.is_grad_enabled()
+    is_half = x.dtype == torch.float16 or x.dtype == torch.bfloat16
+    return is_half and has_kernels(x.device) and not torch.is_grad_enabled()
 
 
 def _fuses_activation(layer: nn.Linear, x: Tensor) -> bool:
     # The kernel loads 16 bytes at once.
-    return _is_half_on_cuda(x) and has_kernels(x.device) and not layer.in_features % 8
-
-
-def _is_half_on_cuda(x: Tensor) -> bool:
-    return x.is_cuda and (x.dtype == torch.float16 or x.dtype == torch.bfloat16)
+    return has_half_kernels(x) and not layer.in_features % 8

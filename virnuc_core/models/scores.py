@@ -42,9 +42,8 @@ class ContigScores:
         p_region: (C,) that regions are found from.
         p_contig: (R,).
         is_novel: (R,) whether the contig is unlike all that the head was trained on.
-        chunk_classes: (C, 2) numbers of the most probable class that is no virus, and of the most probable virus; -1 without a row.
+        contig_classes: (R, 2) numbers of the most probable class that is no virus, and of the most probable virus; -1 without a row.
             None, like the following, of a head without classes.
-        contig_classes: (R, 2), likewise.
         embedding: fp32 (R, 64) of length 1, NaN without a row.
         novelty: (R,) distance to the nearest centroid of the head, 1 - cosine, 0..2; NaN without a row or centroids.
     """
@@ -53,7 +52,6 @@ class ContigScores:
     p_region: Float64
     p_contig: Float64
     is_novel: Bool
-    chunk_classes: Int64 | None = None
     contig_classes: Int64 | None = None
     embedding: Float32 | None = None
     novelty: Float64 | None = None

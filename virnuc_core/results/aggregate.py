@@ -19,7 +19,6 @@ from virnuc_core.inference.shard import (
     ShardCounters,
     ShardResult,
     read_shard,
-    require_all_shards,
     shard_identity,
     sum_counters,
 )
@@ -37,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 
 def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | None = None) -> ShardCounters:
-    """Validates and merges all shards into `out`, by default the run's `embeddings.h5`.
+    """Merges all shards, which `pending_shards` has verified, into `out`, by default the run's `embeddings.h5`.
 
-    One is read and verified while another is written, so memory is bounded by the two largest.
+    One is read while another is written, so memory is bounded by the two largest.
 
     Raises:
-        DamagedFileError: a shard is missing, incomplete or corrupt.
+        DamagedFileError: a shard is missing or cannot be read.
         MismatchError: a shard or the store belongs to another run.
     """
     if (store.meta.content_sha256, store.num_frames) != (plan.input_digest, plan.num_rows):
@@ -50,13 +49,12 @@ def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | N
             f"frame store {store.folder} is not the one that the run in {folder.root} was planned for. "
             "Start over with --force."
         )
-    require_all_shards(folder, plan)
     path = folder.embeddings if out is None else out
     columns = _columns(plan, store)
     counters: list[ShardCounters] = []
 
     def read(shard: Shard) -> tuple[Shard, ShardResult]:
-        return shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))
+        return shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard), is_verified=True)
 
     with atomic_path(path) as temporary, new_hdf5(temporary) as file:
         datasets = {

@@ -165,6 +165,13 @@ def find_candidates(
     )
 
 
+def sample_scores(contigs: Scored, candidates: Candidates) -> Float64:
+    """The scores (R,) that contigs stand for in their sample: their own, or that of their best candidate if it is higher."""
+    scores = contigs.score.copy()
+    np.maximum.at(scores, candidates.contig, candidates.scored.score)
+    return scores
+
+
 def _parts(rows: ScoredRows, part: Int64, count: int) -> ScoredRows:
     """The rows of the chunks of some parts of contigs, as those of contigs; `part` (C,) is -1 for chunks of none."""
     order = np.argsort(part, kind="stable")[np.count_nonzero(part < 0) :]

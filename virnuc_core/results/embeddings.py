@@ -360,8 +360,7 @@ def _read_virnucpro(path: Path) -> _Content:
 
     from virnuc_core.models.tensor_files import read_pickle, require_backed
 
-    # About a million names, which torch.save puts into one pickle.
-    content = read_pickle(path, max_pickle_bytes=1 << 26)
+    content = read_pickle(path)
     if not isinstance(content, dict) or not {"ids", "data"} <= content.keys():
         raise ValueError("it holds neither ids nor data of merged features")
     ids, data = content["ids"], content["data"]

@@ -19,7 +19,7 @@ from virnuc_core.inference.shard import (
     VECTOR_DATASETS,
     ShardCounters,
     ShardResult,
-    missing_shards,
+    pending_shards,
     shard_identity,
     write_shard,
 )
@@ -70,7 +70,9 @@ def score_run(run: Path, head: str, out: Path) -> RunReport:
             raise MismatchError(f"{out} holds another run: choose another --out.")
         _write_shards(folder, plan, store, file, matrices)
         work = aggregate(folder, plan, store)
-        counts = write_tables(folder, store, load_planned_head(new_head), plan.calls)
+        counts = write_tables(
+            folder, store, load_planned_head(new_head), plan.calls, calibrated=new_head.calibrated
+        )
         report = RunReport(plan=plan, out=str(out), counts=counts, work=work, lanes=(), seconds={}, links={})
         write_report(folder.report, report)
     return report
@@ -98,7 +100,7 @@ def _write_shards(
     assert plan.head is not None
     scorer = Scorer(load_planned_head(plan.head), "cpu")
     folder.shards.mkdir(exist_ok=True)
-    for index in missing_shards(folder, [shard.index for shard in plan.shards]):
+    for index in pending_shards(folder, plan):
         shard = plan.shards[index]
         rows = np.arange(shard.begin, shard.end)
         vectors = [_finite_rows(file, name, shard.begin, shard.end) for name in matrices]

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +34,7 @@ from virnuc_core.results.calls import (
     best_frames,
     call_contigs,
     find_candidates,
+    sample_scores,
 )
 from virnuc_core.results.embeddings import SCORES, Embeddings
 from virnuc_core.results.sample import Mixture, SampleCalls, sample_calls
@@ -132,6 +133,8 @@ def write_tables(
     head: "Head",
     rule: CallRule,
     block_chunks: int = 1 << 15,
+    *,
+    calibrated: bool = True,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
@@ -144,6 +147,7 @@ def write_tables(
         head: its head.
         rule: how contigs are called.
         block_chunks: chunks that are scored at a time.
+        calibrated: False if the head says that its scores are no probabilities.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -163,8 +167,36 @@ def write_tables(
                 for piece in pieces:
                     write[path](piece)
             blocks.append(block)
-    scores = np.concatenate([np.empty(0), *(block.contigs.score for block in blocks)])
-    mixture = Mixture.of(scores, rule.prior) if FRAME_KINDS[head.frames].is_calibrated else None
+    scores = [sample_scores(block.contigs, block.candidates) for block in blocks]
+    is_calibrated = calibrated and FRAME_KINDS[head.frames].is_calibrated
+    mixture = Mixture.of(np.concatenate([np.empty(0), *scores]), rule.prior) if is_calibrated else None
+    counts, sample = _write_contigs(folder, store, head, rule, blocks, mixture)
+    _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
+    return TableCounts(
+        records=store.num_records,
+        rejected=store.meta.num_rejected,
+        chunks=store.num_chunks,
+        scored_chunks=sum(int(block.contigs.scored_chunks.sum()) for block in blocks),
+        frames=store.num_frames,
+        short_contigs=_count_short(store),
+        contigs_virus=counts[VIRUS],
+        contigs_provirus=counts[PROVIRUS],
+        contigs_nonviral=counts[NONVIRAL],
+        contigs_unscored=counts[UNSCORED],
+        proviruses=counts["proviruses"],
+        sample=sample,
+    )
+
+
+def _write_contigs(
+    folder: RunFolder,
+    store: FrameStore,
+    head: "Head",
+    rule: CallRule,
+    blocks: Sequence[_Block],
+    mixture: Mixture | None,
+) -> tuple[Counter[str], SampleCalls | None]:
+    """Calls all contigs, and writes the files of contigs and viral sequences; gives how many there are of each call."""
     threshold = mixture.threshold(rule) if mixture else (rule.threshold or BALANCED)
     counts: Counter[str] = Counter()
     called: list[float] = []
@@ -187,21 +219,7 @@ def write_tables(
             counts.update(table["call"].to_pylist())
             called += [one.score for one in viral]
             counts["proviruses"] += sum(one.is_provirus for one in viral)
-    _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
-    return TableCounts(
-        records=store.num_records,
-        rejected=store.meta.num_rejected,
-        chunks=store.num_chunks,
-        scored_chunks=sum(int(block.contigs.scored_chunks.sum()) for block in blocks),
-        frames=store.num_frames,
-        short_contigs=_count_short(store),
-        contigs_virus=counts[VIRUS],
-        contigs_provirus=counts[PROVIRUS],
-        contigs_nonviral=counts[NONVIRAL],
-        contigs_unscored=counts[UNSCORED],
-        proviruses=counts["proviruses"],
-        sample=sample_calls(mixture, threshold, np.array(called)) if mixture else None,
-    )
+    return counts, sample_calls(mixture, threshold, np.array(called)) if mixture else None
 
 
 def _count_short(store: FrameStore) -> int:
@@ -360,31 +378,35 @@ def _viral_sequences(
     store: FrameStore, block: _Block, calls: ContigCalls, mixture: Mixture | None, classes: tuple[str, ...]
 ) -> Iterator[ViralSequence]:
     """The viral contigs and the proviruses of a block, in the order of the input."""
-    found = block.candidates
-    is_virus = calls.call == CALLS.index(VIRUS)
-    virus, provirus = np.flatnonzero(is_virus), np.flatnonzero(calls.is_provirus)
-    numbered: list[tuple[int, int | None]] = [(contig, None) for contig in virus.tolist()]
-    numbered += [(int(found.contig[number]), number) for number in provirus.tolist()]
-    for contig, number in sorted(numbered, key=lambda one: one[0]):
-        row = block.first_contig + contig
-        sequence = store.sequence(row)
-        scored = block.contigs if number is None else found.scored
-        place = contig if number is None else number
-        start, end = (
-            (0, len(sequence)) if number is None else (int(found.start[number]), int(found.end[number]))
-        )
-        confidence = calls.confidence if number is None else calls.provirus_confidence
-        score = scored.score[place : place + 1]
+    contigs, found = block.contigs, block.candidates
+    viral, proviruses = np.flatnonzero(calls.call == CALLS.index(VIRUS)), np.flatnonzero(calls.is_provirus)
+
+    def both(of_contigs: npt.NDArray[Any], of_regions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.concatenate((of_contigs[viral], of_regions[proviruses]))
+
+    contig = both(np.arange(len(contigs.score)), found.contig)
+    rows = block.first_contig + contig
+    lengths = store.record_length[rows]
+    score = both(contigs.score, found.scored.score)
+    confidence = both(calls.confidence, calls.provirus_confidence)
+    start = both(np.zeros_like(contigs.chunks), found.start)
+    end = np.concatenate((lengths[: len(viral)], found.end[proviruses]))
+    fdr = mixture.fdr(score).tolist() if mixture else [None] * len(score)
+    best: list[str | None] = [None] * len(score)
+    if contigs.classes is not None and found.scored.classes is not None:
+        best = [classes[number] for number in both(contigs.classes, found.scored.classes)[:, 1].tolist()]
+    for place in np.argsort(contig, kind="stable").tolist():
+        row = int(rows[place])
         yield ViralSequence(
             contig=store.record_names(row, row + 1)[0],
-            contig_length=len(sequence),
-            start=start,
-            end=end,
-            bases=sequence[start:end],
-            is_provirus=number is not None,
-            score=float(score[0]),
-            fdr=float(mixture.fdr(score)[0]) if mixture else None,
-            virus_class=None if scored.classes is None else classes[scored.classes[place, 1]],
+            contig_length=int(lengths[place]),
+            start=int(start[place]),
+            end=int(end[place]),
+            bases=store.sequence(row)[start[place] : end[place]],
+            is_provirus=place >= len(viral),
+            score=float(score[place]),
+            fdr=fdr[place],
+            virus_class=best[place],
             confidence=confidence[place],
         )
 

@@ -60,7 +60,7 @@ def test_each_card_computes_in_what_it_has_instructions_for(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card)
-    monkeypatch.setattr(kernels, "_REGISTERED", True)
+    monkeypatch.setattr(kernels, "_HAS_TRITON", True)
     monkeypatch.setattr(kernels, "_capability", lambda device: capability)
     for choice in choices:
         assert resolve_precision(choice, "cuda:1") == ("fp16" if choice == "auto" else choice)

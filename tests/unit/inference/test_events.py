@@ -16,12 +16,12 @@ def test_report_is_of_all_processes_of_a_lane() -> None:
     events = [
         *(at(100.0, started(shards=(0, 1, 2))), at(103.0, loaded()), at(110.0, done(0))),
         *(at(500.0, started(shards=(1, 2))), at(502.0, loaded()), at(507.0, done(1))),
-        *(at(512.0, done(2)), at(512.0, finished(seconds=12.0))),
+        *(at(512.0, done(2)), at(512.0, finished())),
     ]
     report = lane_report(events)
     assert (report.lane, report.host, report.device) == (0, "box", "cuda:0")
     assert report.device_name == "NVIDIA Made"
-    assert (report.started, report.load_seconds, report.seconds) == (100.0, 4.0, 22.0)
+    assert (report.started, report.load_seconds, report.seconds) == (100.0, 5.0, 22.0)
     assert [shard.shard for shard in report.shards] == [0, 1, 2]
     report = lane_report(events[:1])  # of a lane that never loaded
     assert (report.device_name, report.load_seconds, report.seconds, report.shards) == ("", 0, 0, ())

@@ -5,7 +5,6 @@ import errno
 import gc
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
@@ -27,7 +26,6 @@ from tests.forked_lanes import kill_lanes
 from tests.made_models import ESM2, MadeModels, MadeRun, make_esm2, plan_run, record_loads
 from virnuc_core import Embedder, Predictor, embed, predict, retries
 from virnuc_core.errors import (
-    CheckpointError,
     DeviceLostError,
     LaneError,
     MismatchError,
@@ -35,7 +33,7 @@ from virnuc_core.errors import (
     UsageError,
     VirnucError,
 )
-from virnuc_core.inference import lane_process, lanes, planning, worker
+from virnuc_core.inference import lane_process, lanes, planning, runner
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.lane_process import LaneProcess
 from virnuc_core.inference.lanes import LocalLanes, assign_shards
@@ -96,9 +94,8 @@ def test_a_lane_says_what_it_does(
     assert (begin.host, begin.shards) == (socket.gethostname(), (2, 0))
     assert begin.pid != os.getpid()
     assert begin.rows == sum(shard.rows for shard in done if isinstance(shard, ShardDone))
-    assert end.seconds > load.seconds > 0
+    assert end.time > load.time > begin.time
     assert [shard.shard for shard in done if isinstance(shard, ShardDone)] == [2, 0]
-    assert load.device == "cpu"
     assert "CPU" in load.device_name
     assert "dnabert (dnabert_s): packing efficiency is" in caplog.text
     assert not lane.is_alive
@@ -266,17 +263,6 @@ def test_a_lane_that_always_dies_does_not_stop_the_others(
     assert caplog.text.count("lane 1 on cpu:1 is tried again in 0 s: ") == 3
 
 
-def test_an_error_that_no_retry_can_mend_is_that_of_the_lane(run: MadeRun, tmp_path: Path) -> None:
-    head = tmp_path / "other_head.pt"
-    head.write_bytes(b"no head")
-    text = run.folder.plan.read_text()
-    run.folder.plan.write_text(re.sub(r'("head": \{[^}]*"location": )"[^"]*"', rf'\1"{head}"', text))
-    events: list[LaneEvent] = []
-    with pytest.raises((CheckpointError, MismatchError), match="head"):
-        LocalLanes(("cpu",), events.append).compute(run.folder)
-    assert len([event for event in events if isinstance(event, LaneStarted)]) == 1
-
-
 @pytest.mark.usefixtures("fast_lanes")
 def test_a_process_is_kept_and_one_that_has_died_is_replaced(
     run: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -326,7 +312,7 @@ def test_threads_and_gpus_are_shared_out(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     set_env(VIRNUC_THREADS=8)
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
     one_each = dict.fromkeys(names, "1")
     assert lane_process._variables("cpu", 3) == dict.fromkeys(names, "2")
     assert lane_process._variables("cuda:1", 16) == {**one_each, "CUDA_VISIBLE_DEVICES": "1"}
@@ -464,7 +450,7 @@ def test_after_an_error_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> 
     with Embedder(MODEL, devices="cpu") as model:
         expected = model.embed(PROTEINS)
         with monkeypatch.context() as patch:
-            patch.setattr(worker, "write_shard", fail)
+            patch.setattr(runner, "write_shard", fail)
             with pytest.raises(StorageError, match="No space left"):
                 model.embed(PROTEINS)
         np.testing.assert_array_equal(model.embed(PROTEINS), expected)

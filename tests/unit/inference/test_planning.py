@@ -23,6 +23,7 @@ from virnuc_core.inference.planning import index_inputs, make_plan, open_plan
 from virnuc_core.models import attention
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import StoreMeta
+from virnuc_core.specs import CallRule
 
 Planner = Callable[..., RunPlan]
 
@@ -182,17 +183,13 @@ def test_a_head_for_other_models_is_refused(plan: Planner, tmp_path: Path) -> No
         plan(head=str(wide))
 
 
-def test_resuming_keeps_what_was_not_asked_for_and_takes_another_threshold_or_rate(
+def test_resuming_keeps_what_was_not_asked_for_and_takes_another_rule_of_calls(
     contigs: Path, made_models: MadeModels, tmp_path: Path
 ) -> None:
     run = plan_run(tmp_path / "run", contigs, made_models.config(token_budget=2**31 - 1))
-    config = made_models.config(threshold=0.9)
-    again = open_plan(config, run.store, "predict", ("cpu",), run.folder)
-    assert again == read_plan(run.folder.plan) == replace(run.plan, threshold=0.9)
-    assert again.fingerprint == run.plan.fingerprint
-    for fdr in (0.05, 0.2, None):
-        again = open_plan(made_models.config(fdr=fdr), run.store, "predict", ("cpu",), run.folder)
-        assert again == read_plan(run.folder.plan) == replace(run.plan, fdr=fdr)
+    for rule in ({"threshold": 0.9}, {"fdr": 0.05}, {"prior": 0.2}, {}):
+        again = open_plan(made_models.config(**rule), run.store, "predict", ("cpu",), run.folder)
+        assert again == read_plan(run.folder.plan) == replace(run.plan, calls=CallRule(**rule))
         assert again.fingerprint == run.plan.fingerprint
     others = make_esm2(tmp_path / "others", seed=9)
     copied = make_esm2(tmp_path / "esm2"), make_esm2(tmp_path / "copy")
@@ -206,7 +203,8 @@ def test_resuming_keeps_what_was_not_asked_for_and_takes_another_threshold_or_ra
 
 
 def index(folder: RunFolder, fasta: Path, min_length: int) -> StoreMeta:
-    return index_inputs(folder, [str(fasta)], 60, "dna", min_length=min_length)
+    index_inputs(folder, [str(fasta)], 60, "dna", min_length=min_length)
+    return StoreMeta.read(folder.frames)
 
 
 def test_a_frame_store_is_kept_for_the_same_files_and_settings_only(tmp_path: Path) -> None:

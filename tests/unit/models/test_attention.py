@@ -130,7 +130,9 @@ def test_the_backend_chosen_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert resolve_attention("reference", "cpu", "dnabert_s", "fp32", 64) == "reference"
     with pytest.raises(DeviceError, match="--attention triton needs a CUDA device"):
         resolve_attention("triton", "cpu", "esm2", "bf16", 64)
-    with pytest.raises(UsageError, match=f"needs flash-attn-4 {FLASH_ATTN_VERSION}, and none is installed"):
+    with pytest.raises(
+        UsageError, match=f"needs flash-attn-4 {FLASH_ATTN_VERSION} .ImportError: none is inst"
+    ):
         resolve_attention("flash-attn", "cuda", "esm2", "fp16", 64)
 
 
@@ -139,7 +141,7 @@ def test_flash_attn_is_taken_where_it_runs(family: Family, flash_attn: Path) -> 
     assert resolve_attention("flash-attn", "cuda", family, "fp16", 64) == "flash-attn"
 
 
-NEEDED = f"needs flash-attn-4 {FLASH_ATTN_VERSION}, and"
+NEEDED = f"needs flash-attn-4 {FLASH_ATTN_VERSION}"
 
 
 @pytest.mark.parametrize(
@@ -177,9 +179,9 @@ def test_what_cannot_be_computed_is_refused(
 @pytest.mark.parametrize(
     ("version", "program", "message"),
     [
-        ("4.0.0b36.dev1", "", f"{NEEDED} 4.0.0b36.dev1 is installed: pip "),
-        (FLASH_ATTN_VERSION, "import no_such", "be imported .ModuleNotFoundError: No module named 'no_such'"),
-        (FLASH_ATTN_VERSION, "raise OSError('libcuda.so.1')", "be imported .OSError: libcuda.so.1"),
+        ("4.0.0b36.dev1", "", f"{NEEDED} .ImportError: 4.0.0b36.dev1 is installed.: pip"),
+        (FLASH_ATTN_VERSION, "import no_such", f"{NEEDED} .ModuleNotFoundError: No module named 'no_such'"),
+        (FLASH_ATTN_VERSION, "raise OSError('libcuda.so.1')", f"{NEEDED} .OSError: libcuda.so.1"),
     ],
 )
 def test_another_version_of_flash_attn_or_a_broken_one_is_refused(

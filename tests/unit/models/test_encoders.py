@@ -48,7 +48,10 @@ def test_vectors_and_scores_in_bf16_are_those_in_fp32() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch itself
 def test_compiled_layers_give_the_same_vectors_for_any_batch(family: Family) -> None:
     checkpoint = open_checkpoint("tiny", family)
-    plain, compiled = load_model(checkpoint, "cpu", "fp32"), load_model(checkpoint, "cpu", "fp32", "sdpa")
+    plain, compiled = (
+        load_model(checkpoint, "cpu", "fp32"),
+        load_model(checkpoint, "cpu", "fp32", compiled=True),
+    )
     for tokens in (6, 40, 173):
         ids = torch.arange(5, 5 + 19).repeat(10)[:tokens].int()
         layout = plain.build_layout(np.array([0, tokens // 2, tokens], np.int32), "sdpa")

@@ -66,22 +66,16 @@ def test_heads_are_loaded_ready_to_score(write: Callable[[Head, Path], None], tm
 NO_HEAD = "is not an MLPClassifier head"
 FIVE_CLASSES = {"output_layer.weight": torch.zeros(5, 512), "output_layer.bias": torch.zeros(5)}
 OTHER_FILES: list[tuple[str, Callable[[], object], str]] = [
-    ("a.pth", lambda: nn.Bilinear(2, 2, 2), r"holds a pickled torch\.nn\.modules\.linear\.Bilinear"),
-    ("a.pth", lambda: nn.Linear(3, 2), NO_HEAD),
+    ("a.pth", lambda: nn.Bilinear(2, 2, 2), r"cannot be read .*GLOBAL torch\.nn\.modules\.linear\.Bilinear"),
+    ("a.pth", lambda: nn.Linear(3, 2), "holds no state dict"),
     ("a.pth", lambda: {"hidden_layer.weight": torch.zeros(3)}, NO_HEAD),
-    ("a.pth", lambda: {"a": 1}, NO_HEAD),
-    ("a.pth", lambda: [1, 2], NO_HEAD),
+    ("a.pth", lambda: {"a": 1}, r"holds more than tensors \(a\)"),
+    ("a.pth", lambda: [1, 2], "holds no state dict"),
     ("a.pth", lambda: trained().state_dict() | FIVE_CLASSES, NO_HEAD),
     ("a.pth", lambda: b"half a file", "cannot be read as a torch file"),
     ("a.safetensors", lambda: b"half a file", "cannot be read as safetensors"),
-    *(
-        ("a.pth", lambda made=made, protocol=protocol: pickle.dumps(made(), protocol), message)
-        for made, message in (
-            (trained, r"is a plain Python pickle, not a"),
-            (lambda: [1, 2], "is a plain Python pickle, not a file of"),
-        )
-        for protocol in (2, 5)
-    ),
+    ("a.pth", lambda: pickle.dumps(trained(), 2), "cannot be read as a torch file"),
+    ("a.pth", lambda: pickle.dumps([1, 2], 5), "cannot be read as a torch file"),
 ]
 
 
@@ -183,6 +177,12 @@ def test_rows_chunks_and_contigs_without_a_row() -> None:
         assert found.is_novel.tolist() == [False] * 4
         # A chunk of one row has the score of its row.
         assert found.p_chunk[3] == pytest.approx(results["scores"][2, 1].item(), abs=1e-6)
+    margins = []
+    for temperature in (10.0, 20.0):
+        head = make_contig_head(6, 5)
+        head.context_temperature.fill_(temperature)
+        margins.append(torch.tensor(head.score_contigs(rows).p_region[3]).logit())
+    torch.testing.assert_close(margins[0], 2 * margins[1])
     with pytest.raises(UsageError, match="needs their 'sizes'"):
         HEAD.score_rows(torch.randn(3, 11))
     with pytest.raises(MismatchError, match="takes 11 features and the models give 12"):
@@ -194,8 +194,6 @@ def test_temperatures_divide_the_log_odds_of_a_virus() -> None:
     p = functional.softmax(logits, dim=1)[:, :2].sum(1)
     margin = torch.logit(p)
     torch.testing.assert_close(HEAD.virus_margin(logits), margin)
-    torch.testing.assert_close(HEAD.chunk_margin(logits), margin / 1.5)
-    torch.testing.assert_close(HEAD.context_margin(logits), margin / 1.1)
     temperature = 1.2 + 0.3 * torch.tensor([1.0, 20.0]).log()
     torch.testing.assert_close(HEAD.contig_margin(logits, torch.tensor([1, 20])), margin / temperature)
     falling = make_contig_head(6, 5)
@@ -237,9 +235,9 @@ def tensor_with(name: str, value: float) -> Callable[[dict[str, Any], dict[str, 
         (tensor_with("gate.weight", float("nan")), "gate.weight holds other numbers than finite"),
         (tensor_with("chunk_temperature", 0.0), "temperature is not above zero"),
         (tensor_with("context_temperature", -1.0), "temperature is not above zero"),
-        (spec_with(hidden_width=10**12), "size mismatch"),
-        (spec_with(hidden_width=-1), "sizes are those of no head"),
-        (spec_with(pooling_heads=3), "sizes are those of no head"),
+        (spec_with(hidden_width=10**9), "size mismatch"),
+        (spec_with(hidden_width=-1), "hidden_width: Input should be greater than 0"),
+        (spec_with(pooling_heads=3), "width 128 is not a multiple of 3 heads"),
         (spec_with(code_width=32), "row codes have 32 numbers, and must have 64"),
         (spec_with(num_virus=4), "4 of 4 classes are viruses"),
         (spec_with(classes=["a", "b", "c", "a"]), "two have one name"),
@@ -270,7 +268,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     save_head(load_head(mlp), tmp_path / "longest.safetensors", {"frames": "longest"})
     torch.save(HEAD.state_dict(), tmp_path / "head.pt")
     for name in ("longest.safetensors", "head.pt"):
-        with pytest.raises(CheckpointError, match="is not a head for the longest stop-free stretches"):
+        with pytest.raises(
+            CheckpointError, match="is not a head of virnuc train for the longest stop-free stretches"
+        ):
             ContigHead.load(tmp_path / name)
     whole = tmp_path / "whole.safetensors"
     save_head(HEAD, whole)

@@ -13,7 +13,6 @@ from virnuc_core.models.layers import (
     can_pack,
     linear,
     linear_add_norm,
-    linear_gated_gelu,
     linear_gelu,
     pack_layers,
     quantize_attention,
@@ -40,8 +39,8 @@ def test_packed_equals_plain(tokens: int, dtype: torch.dtype) -> None:
         layer = layers["linear"]
         return [
             linear(layer, x),
-            linear_gelu(layer, x, layer),
-            linear_gated_gelu(layers["gated"], x, layer),
+            linear_gelu(layer, x, layer, gated=False),
+            linear_gelu(layers["gated"], x, layer, gated=True),
             *linear_add_norm(layer, x, residual, norm, layer),
         ]
 

@@ -18,7 +18,7 @@ from tests.made_models import ESM2
 from tests.made_pickles import CONTAINERS, PAYLOADS, RUNS, archive, payloads
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.heads import MLPClassifier
-from virnuc_core.models.tensor_files import read_pickle, read_tensors, require_inert
+from virnuc_core.models.tensor_files import read_pickle, read_tensors
 
 HEARD: list[str] = []
 FORBIDDEN = {
@@ -62,16 +62,6 @@ def test_no_code_runs(payload: str, container: str, tmp_path: Path, heard: list[
     assert heard == []
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_check_alone_refuses_what_would_run(name: str, tmp_path: Path) -> None:
-    """Without torch, whose own restrictions are the second line of defence."""
-    path = tmp_path / "evil.pth"
-    path.write_bytes(CONTAINERS["torch archive"](payloads(tmp_path / "ran")[name]))
-    code = r"posix\.system" if name.startswith(("GLOBAL posix", "INST", "REDUCE inside")) else ".+"
-    with pytest.raises(CheckpointError, match=f"holds a pickled {code}, which could run code"):
-        require_inert(path, ())
-
-
 HEAD_NAMES = ["hidden_layer.weight", "output_layer.weight", "bn1.weight"]
 
 
@@ -86,7 +76,7 @@ def test_small_files_stay_small(name: str, tmp_path: Path) -> None:
 def test_tied_weights_are_read_and_repeated_values_are_not(tmp_path: Path) -> None:
     tied = torch.randn(500, 16)
     torch.save({"embedding": tied, "output": tied}, tmp_path / "a.pt")
-    tensors, _ = read_tensors(tmp_path / "a.pt")
+    tensors = read_tensors(tmp_path / "a.pt")
     assert torch.equal(tensors["embedding"], tensors["output"])
     torch.save({"a": torch.zeros(1).expand(1000, 1000)}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="declares tensors of 4,000,000 bytes"):
@@ -104,20 +94,12 @@ def compressed_archive() -> bytes:
     return buffer.getvalue()
 
 
-def nested_tuples() -> bytes:
-    key = b"X\x01\x00\x00\x00aq\x00h\x00h\x00\x86q\x01"
-    key += b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(1, 60))
-    return pickled(b"}(" + key + b"K\x01u.")
-
-
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (compressed_archive, "larger in memory than on the disk"),
-        (nested_tuples, "too complicated for a state dict"),
-        (lambda: pickled(b"](" + b"K\x01" * 4_000_000 + b"e."), "too complicated for a state dict"),
-        (lambda: pickled(b"c" + b"a" * 1_000_000 + b"\n" + bytes(8) + b"\n."), "could run code"),
+        (lambda: pickled(b"](" + b"K\x01" * 1_000_000 + b"e."), "holds no state dict"),
         (module_of_modules, r"a\.pt"),
     ],
 )
@@ -138,6 +120,6 @@ def test_threads_that_read_at_once_do_not_take_what_is_allowed_from_each_other(
 
     monkeypatch.setattr(torch, "load", load_slowly)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(read_tensors, [ESM2] * 8))  # its arguments are a Namespace
-    assert all(arguments == found[0][1] for _, arguments in found)
+        found = list(threads.map(read_tensors, [ESM2] * 8))  # which holds a Namespace
+    assert all(tensors.keys() == found[0].keys() for tensors in found)
     assert (set(torch.serialization.get_safe_globals()), list(warnings.filters)) == before

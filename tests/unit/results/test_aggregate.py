@@ -70,7 +70,7 @@ def test_shards_that_are_missing_damaged_or_of_another_run_leave_no_file(
     with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is not whole"):
         aggregate(folder, plan, store)
     shard.unlink()
-    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is missing"):
+    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is not whole"):
         aggregate(folder, plan, store)
     other = plan_run(tmp_path / "other", write_contigs(tmp_path / "in.fa", seed=9), made_models.config())
     for wrong in ((plan, other.store), (replace(plan, shards=plan.shards[:-1]), store)):

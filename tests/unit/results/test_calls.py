@@ -1,180 +1,228 @@
-"""Calls of chunks and contigs, against the rules written out one by one."""
+"""Verdicts on contigs, against the rules written out one by one."""
+
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnuc_core.models.heads import ContigHead, MLPClassifier
-from virnuc_core.models.scores import ContigScores, ScoredRows
-from virnuc_core.results.calls import NO_FRAME, ChunkCalls, ContigCalls, call_chunks, call_contigs
+from virnuc_core.models.heads import ContigHead, Head, MLPClassifier
+from virnuc_core.models.scores import ContigScores, ScoredRows, mean_scores
+from virnuc_core.results.calls import (
+    CALLS,
+    NO_FRAME,
+    Candidates,
+    ContigCalls,
+    Scored,
+    best_frames,
+    call_contigs,
+    find_candidates,
+    sample_scores,
+)
+from virnuc_core.results.sample import Mixture
 
 PROBABILITY = st.floats(0, 1, width=32)
-Frames = list[list[tuple[int, float]]]
+NAN = float("nan")
+LOW, HIGH = [0.05] * 15, [0.9] * 10
 
 
-def call(
-    frames: Frames,
-    contigs: list[int] | None = None,
-    threshold: float = 0.5,
-    *,
-    scores: ContigScores | None = None,
-    other: float | None = None,
-) -> tuple[ChunkCalls, ContigCalls]:
-    """Calls chunks given as lists of (frame number, P(virus)), by an MLPClassifier, or by the scores of a ContigHead.
-
-    `contigs` are those of the chunks, by default all of one; `other` replaces the P(other) of all frames.
-    """
-    listed = [(chunk, frame, p) for chunk, several in enumerate(frames) for frame, p in several]
-    values = np.array([(1 - p if other is None else other, p) for _, _, p in listed], np.float32)
-    rows = ScoredRows(
-        read=lambda name, begin, end: values.reshape(-1, 2)[begin:end],
-        chunk=np.array([row[0] for row in listed], np.int64),
-        contig=np.array(contigs or [0] * len(frames), np.int64),
-        num_contigs=max(contigs or [0]) + 1,
+def rows_of(frames: list[list[tuple[float, float]]]) -> ScoredRows:
+    """Rows of the chunks of one contig, as (P(other), P(virus))."""
+    values = np.array([pair for several in frames for pair in several], np.float32).reshape(-1, 2)
+    return ScoredRows(
+        read=lambda name, begin, end: values[begin:end],
+        chunk=np.repeat(np.arange(len(frames)), [len(several) for several in frames]),
+        contig=np.zeros(len(frames), np.int64),
+        num_contigs=1,
     )
-    rules = MLPClassifier.tier_rules if scores is None else ContigHead.tier_rules
-    scores = scores or MLPClassifier(2).score_contigs(rows)
-    chunks = call_chunks(rows, np.array([row[1] for row in listed], np.uint8), scores, threshold)
-    return chunks, call_contigs(chunks, rows.contig, scores, rules, threshold)
 
 
-def test_p_virus_is_that_of_the_highest_scores_of_both_classes() -> None:
-    calls, _ = call(
-        [[(0, 0.9), (3, 0.2)], [(1, 0.6), (2, 0.1)], [], [(0, 1.0), (1, 0.5)], [(0, 0.0), (1, 0.5)]]
-    )
-    assert calls.p_virus.tolist() == pytest.approx([0.6, 0.289898, np.nan, 1, 0], abs=1e-5, nan_ok=True)
-    assert calls.best_frame.tolist() == [0, 2, NO_FRAME, 0, 0]
-
-
-def test_a_tie_is_virus() -> None:
-    calls, _ = call([[(0, 0.75), (1, 0.25)], [(2, 0.5)], [(0, 1.0), (1, 0.0)]])
-    assert calls.is_virus.tolist() == [True, True, True]
-    assert calls.p_virus.tolist() == [0.5, 0.5, 0.5]
+def test_chunks_are_scored_by_the_highest_scores_of_both_classes_and_a_tie_is_viral() -> None:
+    frames = [
+        [(0.1, 0.9), (0.8, 0.2)],
+        [(0.4, 0.6), (0.9, 0.1)],
+        [],
+        [(0, 1), (0.5, 0.5)],
+        [(0.25, 0.75), (0.75, 0.25)],
+    ]
+    found = MLPClassifier(2).score_contigs(rows_of(frames)).p_chunk
+    assert found.tolist() == pytest.approx([0.6, 0.289898, NAN, 1, 0.5], abs=1e-5, nan_ok=True)
 
 
 @given(PROBABILITY, PROBABILITY)
-def test_p_virus_is_at_least_half_exactly_where_virnucpro_says_virus(other: float, virus: float) -> None:
+def test_a_score_is_at_least_half_exactly_where_virnucpro_says_virus(other: float, virus: float) -> None:
     for pair in ((other, virus), (virus, np.nextafter(np.float32(virus), np.float32(1)))):
         [other, virus] = map(np.float32, pair)
-        calls, _ = call([[(0, float(virus))]], other=float(other))
-        assert (calls.p_virus[0] >= 0.5) == calls.is_virus[0] == (virus >= other)
+        [p_chunk] = MLPClassifier(2).score_contigs(rows_of([[(other, virus)]])).p_chunk
+        assert (p_chunk >= 0.5) == (virus >= other)
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 5), PROBABILITY), max_size=6), max_size=20))
-def test_any_chunks(frames: Frames) -> None:
-    calls, _ = call(frames or [[]])
-    assert calls.is_scored.tolist() == [bool(several) for several in frames or [[]]]
-    for chunk, several in enumerate(frames):
-        if several:
-            pairs = [(np.float32(1 - p), np.float32(p), frame) for frame, p in several]
-            is_virus = max(pair[1] for pair in pairs) >= max(pair[0] for pair in pairs)
-            assert calls.is_virus[chunk] == is_virus
-            # max() takes the first one of a tie.
-            assert calls.best_frame[chunk] == max(pairs, key=lambda pair: abs(pair[1] - np.float32(0.5)))[2]
+def test_the_best_frame_is_the_first_of_the_most_confident(chunks: list[list[tuple[int, float]]]) -> None:
+    rows = rows_of([[(1 - p, p) for _, p in several] for several in chunks])
+    numbers = np.array([frame for several in chunks for frame, _ in several], np.uint8)
+    expected = [
+        max(several, key=lambda one: abs(np.float32(one[1]) - np.float32(0.5)))[0] if several else NO_FRAME
+        for several in chunks
+    ]
+    assert best_frames(rows, numbers, len(chunks)).tolist() == expected
 
 
-def test_contigs_are_sums_over_their_chunks() -> None:
-    _, calls = call([[(0, 0.9)], [], [(2, 0.4)], [(1, 0.1)], []], [0, 0, 0, 1, 2])
-    assert calls.chunks.tolist() == [3, 1, 1]
-    assert calls.scored_chunks.tolist() == [2, 1, 0]
-    assert calls.viral_chunks.tolist() == [1, 0, 0]
-    assert calls.mean_p.tolist() == pytest.approx([0.65, 0.1, np.nan], nan_ok=True)
-    assert calls.is_virus.tolist() == [True, False, False]
-    assert calls.tiers == ["unsure", "unsure", None]
-
-
-@pytest.mark.parametrize("threshold", [0.01, 0.3, 0.5, 0.9])
-def test_a_threshold_is_where_calls_begin(threshold: float) -> None:
-    below = float(np.nextafter(np.float32(threshold), np.float32(0)))
-    frames: Frames = [*([(0, p)] for p in (0.0, below, threshold + 1e-6, 1.0)), []]
-    for calls in call(frames, [0, 1, 2, 3, 4], threshold):
-        assert calls.is_virus.tolist() == [False, False, True, True, False]
-
-
-@pytest.mark.parametrize(
-    ("p_virus", "threshold", "tier"),
-    [
-        # many chunks that agree
-        ([0.99], 0.5, "unsure"),
-        ([0.9] * 4, 0.5, "likely"),
-        ([0.9] * 5, 0.5, "confident"),
-        ([0.1] * 5, 0.5, "confident"),
-        ([0.98] * 4 + [0.2], 0.5, "confident"),
-        ([0.97] * 3 + [0.6, 0.4], 0.5, "likely"),
-        ([0.66] * 9, 0.5, "likely"),
-        ([0.6] * 9, 0.5, "unsure"),
-        ([0.99, 0.99, 0.99, 0.4, 0.4, 0.45], 0.5, "unsure"),
-        ([0.05] * 5 + [0.9] * 5, 0.5, "unsure"),
-        # a threshold changes no confidence
-        ([0.95] * 9, 0.9, "confident"),
-        ([0.8] * 9, 0.9, "unsure"),
-        ([0.2] * 9, 0.1, "unsure"),
-        ([0.05] * 9, 0.1, "confident"),
-    ],
-)
-def test_tiers(p_virus: list[float], threshold: float, tier: str) -> None:
-    frames: Frames = [[(0, p)] for p in p_virus]
-    assert call(frames, None, threshold)[1].tiers == [tier]
-
-
-def scores_of(p_chunk: list[float], p_contig: float, *, is_novel: bool = False) -> ContigScores:
-    """Scores of one contig; class 2 is the best that is no virus, class 1 the best virus."""
-    p = np.array(p_chunk)
-    classes = np.where(np.isnan(p)[:, None], -1, [[2, 1]])
-    return ContigScores(
-        p_chunk=p,
-        p_region=p / 2,
-        p_contig=np.array([p_contig]),
-        chunk_classes=classes,
-        contig_classes=np.array([[2, 1]]) if len(p) else np.array([[-1, -1]]),
-        embedding=np.zeros((1, 64), np.float32),
-        novelty=np.array([0.5]),
-        is_novel=np.array([is_novel]),
+def scored(score: list[float], chunks: int = 9, viral: int = 9, *, is_novel: bool = False) -> Scored:
+    """Contigs or regions with so many scored and viral chunks."""
+    count = len(score)
+    return Scored(
+        score=np.array(score),
+        chunks=np.full(count, chunks + 1),
+        scored_chunks=np.full(count, chunks),
+        viral_chunks=np.full(count, viral),
+        classes=None,
+        novelty=None,
+        is_novel=np.full(count, is_novel),
     )
 
 
+def candidates(contigs: list[int], score: list[float]) -> Candidates:
+    start = np.arange(len(contigs))
+    return Candidates(contig=np.array(contigs, np.int64), start=start, end=start + 1, scored=scored(score))
+
+
+def call(
+    contigs: Scored,
+    parts: Candidates | None = None,
+    threshold: float = 0.5,
+    mixture: Mixture | None = None,
+    head: type[Head] = ContigHead,
+) -> tuple[list[str], ContigCalls]:
+    parts = parts or candidates([], [])
+    calls = call_contigs(contigs, parts, threshold, mixture, head.tier_rules)
+    return [CALLS[number] for number in calls.call.tolist()], calls
+
+
+def test_scores_are_rounded_and_chunks_counted() -> None:
+    found = ContigScores(
+        p_chunk=np.array([0.9, NAN, 0.4, 0.5, NAN]),
+        p_region=np.zeros(5),
+        p_contig=np.array([0.4999996, 0.1, NAN]),
+        is_novel=np.zeros(3, np.bool_),
+    )
+    contigs = Scored.of(found, np.array([0, 0, 0, 1, 2]))
+    assert contigs.score.tolist() == pytest.approx([0.5, 0.1, NAN], nan_ok=True)
+    assert contigs.chunks.tolist() == [3, 1, 1]
+    assert contigs.scored_chunks.tolist() == [2, 1, 0]
+    assert contigs.viral_chunks.tolist() == [1, 1, 0]
+    assert call(contigs)[0] == ["virus", "nonviral", "unscored"]
+
+
+@pytest.mark.parametrize("threshold", [0.01, 0.5, 0.9])
+def test_calls_begin_at_the_threshold(threshold: float) -> None:
+    verdicts, _ = call(scored([0, threshold - 1e-6, threshold, 1, NAN]), threshold=threshold)
+    assert verdicts == ["nonviral", "nonviral", "virus", "virus", "unscored"]
+
+
+def test_a_contig_with_a_provirus_is_called_by_its_best_one() -> None:
+    contigs, parts = scored([0.1, 0.95, 0.2, 0.3]), candidates([0, 1, 2, 2], [0.7, 0.93, 0.97, 0.9])
+    assert sample_scores(contigs, parts).tolist() == [0.7, 0.95, 0.97, 0.3]
+    verdicts, calls = call(contigs, parts, 0.9)
+    assert verdicts == ["nonviral", "provirus", "provirus", "nonviral"]
+    assert calls.is_provirus.tolist() == [False, True, True, True]
+    assert calls.provirus_confidence[1:].tolist() == ["likely", "confident", "likely"]
+    assert calls.confidence.tolist() == ["likely", "likely", "confident", "unsure"]
+
+
 @pytest.mark.parametrize(
-    ("scored_chunks", "p_contig", "threshold", "tier"),
+    ("head", "chunks", "viral", "score", "confidence"),
     [
-        (2, 0.95, 0.5, "confident"),
-        (2, 0.05, 0.5, "confident"),
-        (1, 0.99, 0.5, "likely"),
-        (1, 0.9, 0.5, "likely"),
-        (9, 0.89, 0.5, "unsure"),
-        # on the side of the call
-        (9, 0.79, 0.9, "unsure"),
-        (9, 0.01, 0.001, "unsure"),
-        (0, np.nan, 0.5, None),
+        (MLPClassifier, 1, 1, 0.99, "unsure"),
+        (MLPClassifier, 4, 4, 0.9, "likely"),
+        (MLPClassifier, 5, 5, 0.9, "confident"),
+        (MLPClassifier, 5, 0, 0.1, "confident"),
+        (MLPClassifier, 5, 4, 0.8, "confident"),
+        (MLPClassifier, 5, 3, 0.8, "unsure"),
+        (MLPClassifier, 9, 9, 0.6, "unsure"),
+        (ContigHead, 2, 0, 0.95, "confident"),
+        (ContigHead, 2, 2, 0.05, "confident"),
+        (ContigHead, 1, 1, 0.99, "likely"),
+        (ContigHead, 1, 1, 0.9, "likely"),
+        (ContigHead, 9, 9, 0.89, "unsure"),
+        (ContigHead, 0, 0, NAN, None),
     ],
 )
-def test_tiers_of_contigs_that_the_head_scores(
-    scored_chunks: int, p_contig: float, threshold: float, tier: str | None
+def test_confidence(head: type[Head], chunks: int, viral: int, score: float, confidence: str | None) -> None:
+    assert call(scored([score], chunks, viral), head=head)[1].confidence.tolist() == [confidence]
+
+
+def test_confidence_is_on_the_side_of_the_call_at_the_samples_share_and_falls_with_novelty() -> None:
+    contigs = scored([0.97, 0.01])
+    assert call(contigs, threshold=0.98)[1].confidence.tolist() == ["unsure", "confident"]
+    rare = Mixture.of(np.array([0.97, 0.01]), prior=1e-3)
+    assert call(contigs, mixture=rare)[1].confidence.tolist() == ["unsure", "confident"]
+    assert call(scored([0.99, NAN], is_novel=True))[1].confidence.tolist() == ["unsure", None]
+
+
+class _MeanHead:
+    """Scores a contig by the mean of its chunks' second numbers; regions are found from the first."""
+
+    def score_contigs(self, rows: ScoredRows) -> ContigScores:
+        p_region, p_chunk = np.full((2, len(rows.contig)), NAN)
+        p_region[rows.chunk], p_chunk[rows.chunk] = rows.read("scores", 0, len(rows.chunk)).T
+        return ContigScores(
+            p_chunk=p_chunk,
+            p_region=p_region,
+            p_contig=mean_scores(p_chunk, rows.contig, rows.num_contigs),
+            is_novel=np.zeros(rows.num_contigs, np.bool_),
+        )
+
+
+def found_in(
+    *contigs: list[float], whole: dict[float, float] | None = None
+) -> list[tuple[int, int, int, float]]:
+    """Candidates, as contig, first and last chunk and score, of chunks of 500 bp; `whole` replaces scores beside those for regions."""
+    counts = [len(contig) for contig in contigs]
+    p_region = np.concatenate([np.empty(0), *map(np.array, contigs)])
+    p_chunk = np.array([(whole or {}).get(p, p) for p in p_region.tolist()])
+    scored_chunks = np.flatnonzero(~np.isnan(p_region))
+    values = np.stack((p_region, p_chunk), axis=1)[scored_chunks]
+    rows = ScoredRows(
+        read=lambda name, begin, end: values[begin:end],
+        chunk=scored_chunks,
+        contig=np.repeat(np.arange(len(contigs)), counts),
+        num_contigs=len(contigs),
+    )
+    start = 500 * np.concatenate([np.arange(0), *map(np.arange, counts)])
+    head = cast(Head, _MeanHead())
+    found = find_candidates(head, rows, head.score_contigs(rows), start, start + 500)
+    places = (found.contig, found.start // 500, found.end // 500 - 1, found.scored.score)
+    return list(zip(*(column.tolist() for column in places), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("contig", "expected"),
+    [
+        ([*LOW, *HIGH, *LOW], [(15, 24)]),
+        ([*HIGH, *LOW, *HIGH], [(0, 9), (25, 34)]),
+        ([*LOW, NAN, 0.9, NAN, *HIGH, NAN, *LOW], [(15, 27)]),
+        ([*LOW, *[0.9] * 3, *LOW], []),  # weak
+        ([*HIGH, 0.05, 0.05], []),  # viral as a whole
+        ([*HIGH], []),
+        ([*HIGH, *[NAN] * 9], []),  # nothing is known of the rest
+        ([NAN] * 9, []),
+        ([], []),
+    ],
+)
+def test_candidates_are_viral_regions_of_other_contigs(
+    contig: list[float], expected: list[tuple[int, int]]
 ) -> None:
-    scores = scores_of([0.4] * scored_chunks + [np.nan], p_contig)
-    frames: Frames = [*([(0, 0.9)] for _ in range(scored_chunks)), []]
-    _, contigs = call(frames, None, threshold, scores=scores)
-    assert contigs.tiers == [tier]
-    assert contigs.scored_chunks.tolist() == [scored_chunks]
+    for before, after in ([], []), ([LOW, [0.9]], [HIGH]):
+        found = found_in(*before, contig, *after)
+        assert [(number, *place) for number, *place, _ in found] == [(len(before), *one) for one in expected]
+        assert [score for *_, score in found] == pytest.approx([0.9] * len(expected))
 
 
-def test_novel_contigs_are_unsure() -> None:
-    _, contigs = call([[(0, 0.9)]] * 5, scores=scores_of([0.9] * 5, 0.99, is_novel=True))
-    assert contigs.tiers == ["unsure"]
-
-
-def test_chunks_and_contigs_are_called_by_their_own_scores_and_classed_on_the_side_of_the_call() -> None:
-    scores = scores_of([0.2, np.nan, 0.6, 0.4], 0.5)
-    frames: Frames = [[(0, 0.9)], [], [(3, 0.1), (4, 0.3)], [(1, 0.5)]]
-    chunks, contigs = call(frames, scores=scores)
-    assert chunks.is_virus.tolist() == [False, False, True, False]
-    assert chunks.classes is not None
-    assert chunks.classes.tolist() == [2, -1, 1, 2]
-    assert chunks.best_frame.tolist() == [0, NO_FRAME, 3, 1]
-    assert contigs.classes is not None
-    found = (contigs.is_virus.tolist(), contigs.classes.tolist(), contigs.viral_chunks.tolist())
-    assert found == ([True], [1], [1])
-    assert contigs.mean_p.tolist() == pytest.approx([0.4])
-    _, other = call(frames, None, 0.6, scores=scores)
-    assert other.classes is not None
-    assert (other.is_virus.tolist(), other.classes.tolist()) == ([False], [2])
+def test_a_region_is_no_candidate_if_its_remainder_is_viral_too_or_it_is_not_viral_itself() -> None:
+    contig = [*LOW, *HIGH, *LOW]
+    assert len(found_in(contig, whole={0.05: 0.49})) == 1
+    assert found_in(contig, whole={0.05: 0.5}) == []
+    assert found_in(contig, whole={0.9: 0.49}) == []
+    assert len(found_in(contig, whole={0.9: 0.5})) == 1

@@ -24,7 +24,7 @@ from virnuc_core.models.heads import ContigHead, load_head, save_head
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.inspect import inspect_path
 from virnuc_core.results.rescore import score_embeddings
-from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import CHUNKS_BY_RECORD
 
@@ -54,11 +54,10 @@ def test_codes_are_those_of_the_stored_vectors_and_sizes(
 
 
 def test_a_head_for_open_frames_keeps_no_promise(made_models: MadeModels) -> None:
-    with pytest.raises(
-        UsageError, match=r"--fdr 0\.05 needs calibrated probabilities.* head\.safetensors gives none"
-    ):
-        require_head(made_models.config(fdr=0.05))
-    require_head(made_models.config(fdr=0.05, head=str(made_models.longest_head)))
+    for changes in ({"fdr": 0.05}, {"prior": 0.05}):
+        with pytest.raises(UsageError, match=r"need calibrated scores.* head\.safetensors gives none"):
+            require_head(made_models.config(**changes))
+        require_head(made_models.config(**changes, head=str(made_models.longest_head)))
 
 
 def test_stored_starts_are_where_the_dna_begins(
@@ -105,23 +104,21 @@ def test_records_of_every_length_are_cut_by_their_own(made_models: MadeModels, t
     parts.compute([0])
     with pytest.raises(MismatchError, match=r"chunk_length: was auto:500<2000.*, now 500\n"):
         index_inputs(parts.folder, [str(fasta)], 500, "dna", "longest")
-    assert index_inputs(parts.folder, [str(fasta)], CHUNKS_BY_RECORD, "dna", "longest") == parts.store.meta
+    index_inputs(parts.folder, [str(fasta)], CHUNKS_BY_RECORD, "dna", "longest")
+    assert StoreMeta.read(parts.folder.frames) == parts.store.meta
     parts.compute(range(1, len(parts.plan.shards)))
     for made in (whole, parts):
         write_results(made)
-    first, second = (read(made.folder.predictions) for made in (whole, parts))
-    sizes = (first.end - first.start + 1).groupby(first.contig, sort=False).max()
+    first, second = (read(made.folder.chunks) for made in (whole, parts))
+    sizes = (first.end - first.start + 1).groupby(first.seq_name, sort=False).max()
     assert sizes.tolist() == [150, 500, 500, 1000, 1000, 1000, 1000, 1000]
-    np.testing.assert_allclose(first.p_virus, second.p_virus, atol=0.02)
+    np.testing.assert_allclose(first.virus_score, second.virus_score, atol=0.02)
     fresh = plan_run(tmp_path / "fresh", fasta, config, shard_seconds=0.02)
     fresh.compute()
     write_results(fresh)
     for path in (*parts.folder.shards.iterdir(), *parts.folder.results):
         if path.exists():
             assert path.read_bytes() == (fresh.folder.root / path.relative_to(parts.folder.root)).read_bytes()
-    starts = set(zip(first.contig, first.start, strict=True))
-    regions = read(parts.folder.regions)
-    assert set(zip(regions.contig, regions.start, strict=True)) <= starts
 
 
 def test_a_run_is_not_resumed_with_a_head_for_other_frames(

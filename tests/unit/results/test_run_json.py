@@ -2,30 +2,31 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.inference.events import GpuSample, LaneReport
-from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.run_json import RunReport, lane_row, write_report
+from virnuc_core.results.sample import SampleCalls
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.specs import CHUNKS_BY_RECORD
 from virnuc_core.versions import installed_version
 
 COUNTS = TableCounts(
-    records=7, rejected=0, chunks=9, scored_chunks=8, viral_chunks=6, frames=3,
-    contigs_virus=1, contigs_other=4, contigs_unscored=2,
+    records=7, rejected=0, chunks=9, scored_chunks=8, frames=3, short_contigs=3, proviruses=2,
+    contigs_virus=1, contigs_provirus=1, contigs_nonviral=3, contigs_unscored=2, sample=None,
 )  # fmt: skip
-SAMPLE = SampleCalls(
-    prior=0.5, share=0.125, share_low=0.1, fdr=0.05, threshold=0.93, expected_fdr=0.04, expected_false=0.04
-)
+SAMPLE = SampleCalls(share=0.125, threshold=0.93, expected_fdr=0.04, expected_false=0.12)
 
 
 def run_of(lanes: Sequence[LaneReport]) -> RunReport:
@@ -76,18 +77,16 @@ def test_what_the_document_and_the_summary_say() -> None:
     assert run.document["notes"] == ["Triton is not installed."]
     for line in (
         "note: Triton is not installed.",
-        "7 contigs: 1 virus, 4 other, 2 without a score;",
-        "9 chunks: 6 virus, 2 other, 1 without a score",
+        "7 contigs: 1 virus, 1 provirus, 3 nonviral, 2 unscored; 0 records skipped",
     ):
         assert line in run.summary
-    assert "Viruses among" not in run.summary
+    assert "expected false" not in run.summary
     assert run.document["sample"] is None
     assert "sample" not in {*run.document["counts"]}
     run = replace(run, counts=replace(COUNTS, sample=SAMPLE))
     assert run.document["sample"] == asdict(SAMPLE)
     assert run.document["counts"] == {k: v for k, v in asdict(COUNTS).items() if k != "sample"}
-    line = "scored contigs: about 12.5 % (cautiously 10 %); false calls to expect: 0.04 of 1 (4 %), called from p_virus 0.93 on"
-    assert line in run.summary
+    assert "expected false positives: 0.1 (4.0%)" in run.summary
     row = lane_row(report())
     assert (row["host"], row["device_name"]) == ("box", "NVIDIA Made")
     assert (row["sequences"], row["sequences_per_second"], row["esm2_tokens_per_second"]) == (20, 2.0, 200.0)
@@ -96,6 +95,32 @@ def test_what_the_document_and_the_summary_say() -> None:
     busy = lane_row(replace(report(), gpu_samples=samples))
     assert (busy["gpu_utilization"], busy["gpu_memory_gb"]) == (0.6, 2.0)
     assert lane_row(report(shards=0, seconds=2.0))["sequences_per_second"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("plan", "counts", "caveat"),
+    [
+        (
+            {},
+            {"sample": replace(SAMPLE, expected_fdr=0.61)},
+            r"most of the 3 viral calls are expected to be false \(61\.0%\)",
+        ),
+        ({}, {"sample": replace(SAMPLE, expected_fdr=0.5)}, None),
+        ({}, {"short_contigs": 4}, "4 of 7 sequences are shorter than 200 bp"),
+        ({"chunk_length": 199}, {}, "chunks of 200 to 4,000 bp.* --chunk-length 199"),
+        ({"chunk_length": 4001}, {}, "--chunk-length 4001"),
+        ({"chunk_length": 200}, {}, None),
+        ({"chunk_length": CHUNKS_BY_RECORD}, {}, None),
+        ({"chunk_length": 4001, "frames": "open"}, {"short_contigs": 7}, None),
+    ],
+)
+def test_reasons_to_doubt_the_calls_are_told(
+    plan: dict[str, Any], counts: dict[str, Any], caveat: str | None
+) -> None:
+    changed = replace(PLAN, **{"frames": "longest", "chunk_length": CHUNKS_BY_RECORD, **plan})
+    notes = replace(run_of([]), plan=changed, counts=replace(COUNTS, **counts)).notes
+    assert len(notes) == (caveat is not None)
+    assert not caveat or re.search(caveat, notes[0])
 
 
 @pytest.mark.parametrize(("lanes", "speed"), [([report()], {"throughput": 2.0}), ([], {})])
@@ -107,6 +132,6 @@ def test_a_row_of_multiqc_has_calls_share_scored_and_speed(
     folder = RunFolder(Path())  # `--out .`
     write_multiqc(folder, replace(run_of(lanes), counts=COUNTS).document)
     content = json.loads(folder.multiqc.read_text())
-    calls = {"contigs_virus": 1, "contigs_other": 4, "contigs_unscored": 2}
+    calls = {"contigs_virus": 1, "contigs_provirus": 1, "contigs_nonviral": 3, "contigs_unscored": 2}
     assert content["data"] == {"gut%E2%80%AE1": {**calls, "scored": 88.89, **speed, "esm2": 50.0}}
     assert {*calls, "scored", "throughput", "esm2", "dnabert_s"} == content["headers"].keys()

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -21,23 +19,16 @@ from Bio import SeqIO
 
 from tests.made_hostile import HOSTILE_NAMES
 from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, copy_of, plan_run
-from tests.made_reports import slow_lines
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.inference import CPU_LIBRARIES
 from virnuc_core.models.heads import ContigHead, load_head
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.fdr import call_sample
-from virnuc_core.results.regions import ChunkScores, find_regions
-from virnuc_core.results.tables import (
-    contig_schema,
-    frame_lines,
-    prediction_schema,
-    rows_of,
-    write_tables,
-)
+from virnuc_core.results.sample import Mixture
+from virnuc_core.results.tables import CHUNK_SCHEMA, CONTIG_SCHEMA, frame_lines, write_tables
+from virnuc_core.results.virus_files import SUMMARY_SCHEMA, terminal_repeats
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAME_KINDS, FrameRule
+from virnuc_core.specs import FRAME_KINDS, CallRule, FrameRule
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -82,60 +73,94 @@ def test_the_chunks_of_virnucpro(finished_run: MadeRun) -> None:
 
 def test_every_chunk_and_contig_has_its_row(each_run: MadeRun, contigs: Path) -> None:
     store, folder, frames = each_run.store, each_run.folder, each_run.store.meta.frames
-    table, parquet = read(folder.predictions), pd.read_parquet(folder.predictions_parquet)
-    assert list(table.columns) == prediction_schema(frames).names
-    ids = table.contig + "_chunk_" + table.chunk.astype(str)
+    table, parquet = read(folder.chunks), pd.read_parquet(folder.chunks_parquet)
+    assert list(table.columns) == CHUNK_SCHEMA.names
+    ids = table.seq_name + "_chunk_" + table.chunk.astype(str)
     assert ids.tolist() == store.chunk_id_column(0, store.num_chunks).to_pylist()
     assert (table.start - 1).tolist() == store.chunk_start.tolist()
     assert table.end.tolist() == store.chunk_end.tolist()
     is_scored = np.isin(np.arange(store.num_chunks), store.frame_chunk)
     assert (table.status == np.where(is_scored, "scored", FRAME_KINDS[frames].missing)).all()
-    assert (table.call[is_scored] == np.where(parquet.p_virus[is_scored] >= 0.5, "virus", "other")).all()
-    assert set(table.call) == {"virus", "other", "unscored"}
     assert set((ids + table.best_frame)[is_scored]) <= set(read(folder.prediction_results).Sequence_ID)
-    assert set(table.p_virus[~is_scored]) == set(table.best_frame[~is_scored]) == {"NA"}
+    assert set(table.virus_score[~is_scored]) == set(table.best_frame[~is_scored]) == {"NA"}
 
     found = pd.read_parquet(folder.contigs_parquet)
-    assert list(found.columns) == contig_schema(frames).names
-    assert found.record.tolist() == list(range(1, 41))
-    assert found.contig.tolist() == store.record_names(0, 40)
+    assert list(found.columns) == CONTIG_SCHEMA.names
+    assert found.seq_name.tolist() == store.record_names(0, 40)
     for contig in found.itertuples():
-        own = parquet[parquet.contig == contig.contig]
-        p_virus, viral = own.p_virus.dropna(), (own.call == "virus").sum()
-        assert (contig.chunks, contig.scored_chunks, contig.viral_chunks) == (len(own), len(p_virus), viral)
-        if len(p_virus):
-            assert contig.mean_p == pytest.approx(p_virus.mean())
-            assert contig.share_viral == pytest.approx(viral / len(p_virus))
-            assert contig.call == (
-                "virus" if getattr(contig, FRAME_KINDS[frames].call_column) >= 0.5 else "other"
-            )
-        else:
-            assert contig.call == "unscored"
-            assert pd.isna([contig.mean_p, contig.tier, contig.share_viral]).all()
-    with contigs.open() as file:
-        bases = [str(record.seq) for record in SeqIO.parse(file, "fasta")]
-    viral = {row.contig: bases[row.record - 1] for row in found[found.call == "virus"].itertuples()}
-    assert records_of(folder.viral_contigs) == viral
-    assert 0 < len(viral) < (found.scored_chunks > 0).sum()
-    if frames == "open":  # of the longest stretches from other scores, see below
-        assert regions_from(each_run, parquet.p_virus.to_numpy()) == places_of(folder)
+        own = parquet[parquet.seq_name == contig.seq_name]
+        scores = own.virus_score.dropna()
+        assert (contig.chunks, contig.scored_chunks) == (len(own), len(scores))
+        assert (contig.call == "unscored") == (not len(scores)) == pd.isna(contig.virus_score)
+        assert pd.isna(contig.confidence) == (not len(scores))
+        if frames == "open" and len(scores):
+            assert contig.virus_score == pytest.approx(scores.mean(), abs=1e-6)
+    require_agreement(folder, contigs)
 
 
-def regions_from(run: MadeRun, p_virus: npt.NDArray[np.float64]) -> list[tuple[object, ...]]:
-    """Contig, start, end and chunks of the regions that scores of chunks give."""
-    store = run.store
-    scores = ChunkScores(
-        contig=store.chunk_record, start=store.chunk_start, end=store.chunk_end, p_virus=p_virus
+def require_agreement(folder: RunFolder, fasta: Path) -> pd.DataFrame:
+    """Requires that all files name the same viral sequences, each of which its contig's call is for; gives the summary."""
+    contigs, summary = (
+        pq.read_table(path).to_pylist() for path in (folder.contigs_parquet, folder.summary_parquet)
     )
-    names = store.record_names(0, store.num_records)
-    found = [(names[r.contig], r.start + 1, r.end, r.chunks) for r in find_regions(scores)]
-    assert len(found) > 3
-    return found
+    call, score = ({row["seq_name"]: row[name] for row in contigs} for name in ("call", "virus_score"))
+    with fasta.open() as file:
+        sequences = dict(zip(call, (str(record.seq) for record in SeqIO.parse(file, "fasta")), strict=True))
+    expected, places = {}, []
+    for row in summary:
+        contig, *part = row["seq_name"].split("|provirus_")
+        start, end = map(int, row["coordinates"].split("-")) if part else (1, row["length"])
+        assert part == ([f"{start}_{end}"] if part else [])
+        assert part or (row["coordinates"], row["virus_score"]) == (None, score[contig])
+        expected[row["seq_name"]] = bases = sequences[contig][start - 1 : end]
+        assert len(bases) == row["length"]
+        assert row["topology"] == ("provirus" if part else terminal_repeats(bases.encode()))
+        assert call[contig] == ("provirus" if part else "virus")
+        places.append((contig, start, end, row["seq_name"]))
+    assert {contig for contig, *_ in places} == {name for name in call if "virus" in call[name]}
+    assert places == sorted(places, key=lambda place: (list(call).index(place[0]), place[1]))
+    assert records_of(folder.virus_fasta) == expected
+    bed = [line.split("\t") for line in folder.virus_bed.read_text().splitlines()]
+    assert [(row[0], int(row[1]) + 1, int(row[2]), row[3]) for row in bed] == places
+    features = [line.split("\t") for line in folder.virus_gff3.read_text().splitlines() if line[0] != "#"]
+    assert [(row[0], int(row[3]), int(row[4]), row[8].split(";")[0][3:]) for row in features] == places
+    return pd.read_parquet(folder.summary_parquet)
 
 
-def places_of(folder: RunFolder) -> list[tuple[object, ...]]:
-    columns = pd.read_parquet(folder.regions_parquet)[["contig", "start", "end", "chunks"]]
-    return list(columns.itertuples(index=False, name=None))
+@pytest.fixture(scope="module")
+def with_proviruses(
+    tmp_path_factory: pytest.TempPathFactory, made_models: MadeModels
+) -> tuple[Path, MadeRun]:
+    """A run over contigs of 30 chunks, whose scores are set: virus, provirus, two proviruses, nonviral, short."""
+    root = tmp_path_factory.mktemp("proviruses")
+    fasta, letters = root / "in.fa", np.random.default_rng(0)
+    dna = ["".join(letters.choice(list("ACG"), length)) for length in (1800, 1800, 1800, 1800, 60)]
+    fasta.write_text("".join(f">c{number}\n{bases}\n" for number, bases in enumerate(dna)))
+    run = plan_run(root / "run", fasta, made_models.config())
+    run.compute()
+    aggregate(run.folder, run.plan, run.store)
+    low, high = [0.02], [0.98]
+    scores = [high * 30, low * 9 + high * 8 + low * 13, high * 7 + low * 15 + high * 8, low * 30, low]
+    p_virus = np.concatenate(scores).astype(np.float32)[run.store.frame_chunk]
+    with h5py.File(run.folder.embeddings, "r+") as file:
+        file["scores"][...] = np.stack([1 - p_virus, p_virus], axis=1)
+    return fasta, run
+
+
+@pytest.mark.parametrize("block", [1, 1 << 15])
+def test_proviruses_have_rows_of_their_own(with_proviruses: tuple[Path, MadeRun], block: int) -> None:
+    fasta, run = with_proviruses
+    counts = write_tables(run.folder, run.store, run.head, CallRule(), block)
+    summary = require_agreement(run.folder, fasta)
+    assert summary.coordinates.fillna("").tolist() == ["", "541-1020", "1-420", "1321-1800"]
+    assert summary.virus_score.round(2).tolist() == [0.98] * 4
+    calls = read(run.folder.contigs).call.tolist()
+    assert calls == ["virus", "provirus", "provirus", "nonviral", "nonviral"]
+    assert (counts.contigs_virus, counts.contigs_provirus, counts.contigs_nonviral) == (1, 2, 2)
+    assert counts.proviruses == 3
+    write_tables(run.folder, run.store, run.head, CallRule(threshold=0.99))
+    assert not len(require_agreement(run.folder, fasta))
+    assert set(read(run.folder.contigs).call) == {"nonviral"}
 
 
 def test_threads_change_nothing_and_blocks_at_most_the_last_digits(each_run: MadeRun, tmp_path: Path) -> None:
@@ -143,15 +168,18 @@ def test_threads_change_nothing_and_blocks_at_most_the_last_digits(each_run: Mad
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        write_tables(made.folder, made.store, made.head)
+        write_tables(made.folder, made.store, made.head, CallRule())
     finally:
         torch.set_num_threads(threads)
     assert all_tables(made.folder) == before
     for size in (1, 7, 1000):
-        counts = write_tables(made.folder, made.store, made.head, block_chunks=size)
-        assert counts.contigs_virus + counts.contigs_other + counts.contigs_unscored == 40
+        counts = write_tables(made.folder, made.store, made.head, CallRule(), size)
+        assert (
+            counts.contigs_virus + counts.contigs_provirus + counts.contigs_nonviral + counts.contigs_unscored
+            == 40
+        )
         assert counts.chunks == made.store.num_chunks
-        for name in ("contigs_parquet", "predictions_parquet", "regions_parquet"):
+        for name in ("contigs_parquet", "chunks_parquet", "summary_parquet"):
             found, expected = (pd.read_parquet(getattr(one.folder, name)) for one in (made, each_run))
             pd.testing.assert_frame_equal(found, expected, atol=1e-3)
         if each_run.store.meta.frames == "open":
@@ -170,26 +198,32 @@ def test_runs_with_one_scored_contig_and_with_none(
     run = plan_run(tmp_path / "run", fasta, made_models.config(head=str(head)))
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    counts = write_tables(run.folder, run.store, run.head, fdr=fdr if frames == "longest" else None)
+    counts = write_tables(run.folder, run.store, run.head, CallRule(fdr=fdr))
     assert (counts.records, counts.rejected, counts.contigs_unscored) == (2, 1, 2 - scored)
     assert (counts.sample is None) == (scored == 0 or frames == "open")
-    if counts.sample:
-        assert counts.sample.fdr == fdr
-        assert 0 < counts.sample.share_low <= counts.sample.share < 1
-    assert read(run.folder.contigs).contig.tolist() == ["a", "b"]
+    assert read(run.folder.contigs).seq_name.tolist() == ["a", "b"]
     assert read(run.folder.rejected).id.tolist() == ["empty"]
     if not scored:
         assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n"
-        assert len(read(run.folder.regions)) == counts.regions == 0
-        assert run.folder.regions_bed.read_text() == ""
-        assert records_of(run.folder.viral_contigs) == records_of(run.folder.regions_fasta) == {}
-        assert pd.read_parquet(run.folder.predictions_parquet).p_virus.isna().all()
+        assert run.folder.summary.read_text() == "\t".join(SUMMARY_SCHEMA.names) + "\n"
+        assert run.folder.virus_bed.read_text() == ""
+        assert records_of(run.folder.virus_fasta) == {}
+        assert pd.read_parquet(run.folder.chunks_parquet).virus_score.isna().all()
+
+
+def slow_lines(table: pa.Table) -> str:
+    """A table as text, cell by cell."""
+
+    def cell(value: object) -> str:
+        return "NA" if value is None else f"{value:.6f}" if isinstance(value, float) else str(value)
+
+    rows = [table.schema.names, *(map(cell, row.values()) for row in table.to_pylist())]
+    return "".join("\t".join(row) + "\n" for row in rows)
 
 
 @pytest.mark.parametrize("frames", ["open", "longest"])
-@pytest.mark.parametrize("threshold", [0.5, 0.9])
 def test_every_byte_is_that_of_a_table_written_cell_by_cell(
-    frames: FrameRule, threshold: float, tmp_path: Path, made_models: MadeModels, contigs: Path
+    frames: FrameRule, tmp_path: Path, made_models: MadeModels, contigs: Path
 ) -> None:
     fasta = tmp_path / "in.fa"
     fasta.write_text(contigs.read_text() + f">empty\n\n>no_frame\n{NO_OPEN_FRAME}\n>short\nACG\n")
@@ -198,22 +232,18 @@ def test_every_byte_is_that_of_a_table_written_cell_by_cell(
     run = plan_run(tmp_path / "run", fasta, config, shard_seconds=10.0)
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    counts = write_tables(run.folder, run.store, run.head, threshold)
+    counts = write_tables(run.folder, run.store, run.head, CallRule(threshold=0.5))
     assert counts.rejected > 0
-    for name in ("predictions", "contigs"):
+    for name, schema in (("chunks", CHUNK_SCHEMA), ("contigs", CONTIG_SCHEMA), ("summary", SUMMARY_SCHEMA)):
         table = pq.read_table(getattr(run.folder, f"{name}_parquet"))
-        assert table.schema == (prediction_schema if name == "predictions" else contig_schema)(frames)
-        assert getattr(run.folder, name).read_text() == slow_lines(table, threshold)
-        assert "\tNA\t" in slow_lines(table, threshold)
-    chunks = pq.read_table(run.folder.predictions_parquet).filter(pc.field("status") == "scored").to_pylist()
-    calls = sorted((f"{row['contig']}_chunk_{row['chunk']}", row["p_virus"] >= 0.5) for row in chunks)
-    lines = (f"{name}\t{is_virus}\n" for name, is_virus in calls)
-    assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n" + "".join(lines)
+        assert table.schema == schema
+        assert getattr(run.folder, name).read_text() == slow_lines(table)
+        assert "\tNA\t" in slow_lines(table)
     assert run.folder.rejected.read_bytes() == run.store.rejected_path.read_bytes()
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.9])
-def test_all_tables_agree_about_scores_near_the_threshold(
+def test_tables_agree_about_scores_near_the_threshold_which_changes_no_chunk(
     finished_run: MadeRun, tmp_path: Path, threshold: float
 ) -> None:
     folder = RunFolder(tmp_path)
@@ -222,22 +252,23 @@ def test_all_tables_agree_about_scores_near_the_threshold(
     with h5py.File(folder.embeddings, "r+") as file:
         p_virus = np.resize(np.array(near, np.float32), len(file["scores"]))
         file["scores"][...] = np.stack([np.float32(1) - p_virus, p_virus], axis=1)
-    write_tables(folder, finished_run.store, finished_run.head)
+    write_tables(folder, finished_run.store, finished_run.head, CallRule())
     usual = all_tables(folder)
-    write_tables(folder, finished_run.store, finished_run.head, threshold)
-    for name in ("prediction_results.txt", "prediction_results_highestscore.csv", "rejected.tsv"):
-        assert all_tables(folder)[name] == usual[name], "tables of VirNucPro do not depend on the threshold"
-    chunks = read(folder.predictions).query("status == 'scored'")
-    assert {"0.499999", "0.500000"} <= set(chunks.p_virus) or threshold != 0.5
+    write_tables(folder, finished_run.store, finished_run.head, CallRule(threshold=threshold))
+    for name in (
+        "chunks.tsv",
+        "prediction_results.txt",
+        "prediction_results_highestscore.csv",
+        "rejected.tsv",
+    ):
+        assert all_tables(folder)[name] == usual[name]
+    frames = read(folder.prediction_results)
+    highest = frames.groupby(frames.Sequence_ID.str[:-2])[["score1", "score2"]].max()
+    calls = read(folder.highest_score).set_index("Modified_ID").Is_Virus
+    assert (calls == (highest.score2 >= highest.score1)).all()
     contigs = read(folder.contigs).query("call != 'unscored'")
-    parquet = pd.read_parquet(folder.predictions_parquet).query("status == 'scored'")
-    calls = ((chunks.p_virus, chunks.call), (parquet.p_virus, parquet.call), (contigs.mean_p, contigs.call))
-    for p, call in calls:
-        assert ((p.astype(float) >= threshold) == (call == "virus")).all()
-    single = contigs.query("chunks == 1")
-    assert {"virus", "other"} == set(single.call)
-    regions = set(read(folder.regions).contig)
-    assert (single.contig.isin(regions) == (single.call == "virus")).all()
+    assert ((contigs.virus_score.astype(float) >= threshold) == (contigs.call == "virus")).all()
+    assert {"virus", "nonviral"} == set(contigs.query("chunks == 1").call)
 
 
 def test_embeddings_of_another_run_are_refused(
@@ -248,11 +279,11 @@ def test_embeddings_of_another_run_are_refused(
     run = plan_run(tmp_path / "run", fasta, made_models.config())
     run.folder.embeddings.write_bytes(finished_run.folder.embeddings.read_bytes())
     with pytest.raises(MismatchError, match="different runs"):
-        write_tables(run.folder, run.store, run.head)
+        write_tables(run.folder, run.store, run.head, CallRule())
     run.folder.embeddings.write_bytes(b"nothing")
     with pytest.raises(DamagedFileError, match="cannot be read"):
-        write_tables(run.folder, run.store, run.head)
-    assert not run.folder.predictions.exists()
+        write_tables(run.folder, run.store, run.head, CallRule())
+    assert not run.folder.chunks.exists()
 
 
 def test_hostile_names_change_no_row_and_no_cell(made_models: MadeModels, tmp_path: Path) -> None:
@@ -261,10 +292,11 @@ def test_hostile_names_change_no_row_and_no_cell(made_models: MadeModels, tmp_pa
     run = plan_run(tmp_path / "run", fasta, made_models.config(), shard_seconds=10.0)
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    counts = write_tables(run.folder, run.store, run.head)
+    counts = write_tables(run.folder, run.store, run.head, CallRule(threshold=1e-6))
     rows = {
-        run.folder.predictions: counts.chunks,
+        run.folder.chunks: counts.chunks,
         run.folder.contigs: counts.records,
+        run.folder.summary: counts.contigs_virus,
         run.folder.prediction_results: counts.frames,
         run.folder.highest_score: counts.scored_chunks,
     }
@@ -275,6 +307,7 @@ def test_hostile_names_change_no_row_and_no_cell(made_models: MadeModels, tmp_pa
             assert len(table) == number + 1
             assert {len(row) for row in table} == {len(table[0])}
             assert all(cell.isprintable() and cell[:1] not in set("=+-@\"'") for row in table for cell in row)
+    assert records_of(run.folder.virus_fasta).keys() == set(read(run.folder.summary).seq_name)
     with Embeddings(run.folder.embeddings, own=True) as embeddings:
         ids = embeddings.ids
     assert read(run.folder.prediction_results).Sequence_ID.tolist() == ids
@@ -291,120 +324,87 @@ def contig_head(made_models: MadeModels, temperature: float | None = None) -> Co
     return head
 
 
-def test_calls_are_those_of_each_contig_alone(longest_run: MadeRun, made_models: MadeModels) -> None:
-    run, head = longest_run, contig_head(made_models)
+def test_scores_are_those_of_each_contig_alone(
+    longest_run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
+    run, head = copy_of(longest_run, tmp_path / "run"), contig_head(made_models)
+    write_tables(run.folder, run.store, head, CallRule(threshold=0.5))
     store = run.store
     with Embeddings(run.folder.embeddings, own=True) as file:
         codes = torch.from_numpy(file.rows("codes", 0, len(file))).float()
     chunks, contigs = (
-        pd.read_parquet(run.folder.predictions_parquet),
-        pd.read_parquet(run.folder.contigs_parquet),
+        pd.read_parquet(path) for path in (run.folder.chunks_parquet, run.folder.contigs_parquet)
     )
     names, virus = np.array(head.spec.classes), head.spec.num_virus
     frame_record = store.chunk_record[store.frame_chunk]
-    p_context = np.full(store.num_chunks, np.nan)
+    embeddings = np.full((40, 64), np.nan, np.float32)
+    means = np.full(40, np.nan)
     for record, contig in enumerate(contigs.itertuples()):
         rows = np.flatnonzero(frame_record == record)
         if not len(rows):
             assert (contig.call, contig.scored_chunks) == ("unscored", 0)
-            assert contigs.loc[record, ["p_virus", "mean_p", "tier", "class"]].isna().all()
+            assert contigs.loc[record, ["virus_score", "confidence", "class"]].isna().all()
             continue
         own, number = np.unique(store.frame_chunk[rows], return_inverse=True)
         pooled = head.chunk_codes(codes[rows], torch.from_numpy(number), len(own))
-        logits = head.chunk(pooled)
-        p_chunk = head.chunk_margin(logits).sigmoid().numpy()
-        np.testing.assert_allclose(chunks.p_virus[own], p_chunk, atol=1e-5)
-        best = np.where(p_chunk >= 0.5, logits[:, :virus].argmax(1), logits[:, virus:].argmax(1) + virus)
-        assert chunks["class"][own].tolist() == names[best].tolist()
+        p_chunk = head.chunk_margin(head.chunk(pooled)).sigmoid().numpy()
+        np.testing.assert_allclose(chunks.virus_score[own], p_chunk, atol=1e-5)
         found = head.contigs(pooled, torch.zeros(len(own), dtype=torch.int64), 1)
         p_contig = head.contig_margin(found.logits, torch.tensor([len(own)])).sigmoid().item()
-        assert contig.p_virus == pytest.approx(p_contig, abs=1e-4)
-        assert contig.call == ("virus" if contig.p_virus >= 0.5 else "other")
+        assert contig.virus_score == pytest.approx(p_contig, abs=1e-4)
+        assert contig.call == ("virus" if contig.virus_score >= 0.5 else "nonviral")
         [other, viral] = found.logits[0].tensor_split([virus])[::-1]
-        is_viral = contig.p_virus >= 0.5
-        assert contigs["class"][record] == names[viral.argmax() if is_viral else other.argmax() + virus]
-        p_context[own] = head.chunk_margin(found.context).sigmoid().numpy()
-    assert set(contigs.call) == {"virus", "other", "unscored"}
-    assert (contigs.call != np.where(contigs.mean_p >= 0.5, "virus", "other"))[
-        contigs.call != "unscored"
-    ].any()
-    assert regions_from(run, p_context) == places_of(run.folder)
+        best = viral.argmax() if contig.call == "virus" else other.argmax() + virus
+        assert contigs["class"][record] == names[best]
+        means[record], embeddings[record] = p_chunk.mean(), found.embedding[0]
+    assert set(contigs.call) == {"virus", "nonviral", "unscored"}
+    assert ((contigs.virus_score >= 0.5) != (means >= 0.5)).any()
+    assert contigs.novelty.isna().all()
 
-
-def test_novelty_is_in_the_table_and_makes_contigs_unsure(
-    longest_run: MadeRun, made_models: MadeModels, tmp_path: Path
-) -> None:
-    made, store, head = (
-        copy_of(longest_run, tmp_path / "run"),
-        longest_run.store,
-        contig_head(made_models, 0.3),
-    )
-    write_tables(made.folder, store, head)
-    usual = pd.read_parquet(made.folder.contigs_parquet)
-    assert usual.novelty.isna().all()
-    with Embeddings(longest_run.folder.embeddings, own=True) as file:
-        embeddings = head.score_contigs(rows_of(store, file, 0, store.num_chunks)).embedding
-    assert embeddings is not None
+    head = contig_head(made_models, 0.3)
+    write_tables(run.folder, store, head, CallRule(threshold=0.5))
+    usual = pd.read_parquet(run.folder.contigs_parquet)
     centroids = embeddings[~np.isnan(embeddings[:, 0])][:4]
     expected = 1 - (embeddings @ centroids.T).max(1)
     head.centroids = torch.from_numpy(centroids)
     head.novelty_limit.fill_(float(np.nanmedian(expected)))
-    write_tables(made.folder, store, head)
-    found = pd.read_parquet(made.folder.contigs_parquet)
-    np.testing.assert_allclose(found.novelty, expected, atol=1e-6)
-    is_novel = found.novelty.to_numpy() > np.nanmedian(expected)
-    assert "likely" in set(usual.tier[is_novel])
-    assert set(found.tier[is_novel]) == {"unsure"}
-    found.loc[is_novel, "tier"] = usual.tier[is_novel]
-    pd.testing.assert_frame_equal(found.drop(columns="novelty"), usual.drop(columns="novelty"))
+    write_tables(run.folder, store, head, CallRule(threshold=0.5))
+    novel = pd.read_parquet(run.folder.contigs_parquet)
+    np.testing.assert_allclose(novel.novelty, expected, atol=1e-6)
+    is_novel = expected > np.nanmedian(expected)
+    assert {*usual.confidence[is_novel]} > {"unsure"} == {*novel.confidence[is_novel]}
+    novel.loc[is_novel, "confidence"] = usual.confidence[is_novel]
+    pd.testing.assert_frame_equal(novel.drop(columns="novelty"), usual.drop(columns="novelty"))
 
 
 @pytest.mark.parametrize("block", [1 << 16, 7])
-@pytest.mark.parametrize(("fdr", "is_strict"), [(0.0001, True), (0.05, True), (0.6, False), (0.999, False)])
-def test_contigs_are_called_at_a_promised_rate(
-    longest_run: MadeRun,
-    made_models: MadeModels,
-    tmp_path: Path,
-    fdr: float,
-    is_strict: bool,
-    block: int,
+@pytest.mark.parametrize(
+    "rule",
+    [CallRule(), CallRule(fdr=1e-6), CallRule(fdr=0.9), CallRule(prior=0.9), CallRule(threshold=0.8)],
+    ids=str,
+)
+def test_contigs_are_called_from_what_the_sample_says(
+    longest_run: MadeRun, made_models: MadeModels, contigs: Path, tmp_path: Path, rule: CallRule, block: int
 ) -> None:
     made, head = copy_of(longest_run, tmp_path / "run"), contig_head(made_models, 0.3)
-    usual_calls = write_tables(made.folder, made.store, head).contigs_virus
-    usual = {path: path.read_bytes() for path in made.folder.results if path.exists()}
-    counts = write_tables(made.folder, made.store, head, fdr=fdr, block_chunks=block)
-    contigs = pd.read_parquet(made.folder.contigs_parquet)
-    p_virus = contigs.p_virus.to_numpy(np.float64)
-    sample = counts.sample
+    write_tables(made.folder, made.store, head, CallRule(threshold=0.5), block)
+    balanced = all_tables(made.folder)
+    counts = write_tables(made.folder, made.store, head, rule, block)
+    scores = pd.read_parquet(made.folder.contigs_parquet).virus_score.to_numpy(np.float64)
+    mixture, sample = Mixture.of(scores, rule.prior), counts.sample
+    assert mixture is not None
     assert sample is not None
-    assert sample == call_sample(p_virus, 0.5, fdr)
-    limit = np.inf if sample.threshold is None else sample.threshold
-    assert (contigs.call == "virus").tolist() == (p_virus >= limit).tolist()
-    assert counts.contigs_virus == (p_virus >= limit).sum()
-    assert (counts.contigs_virus < usual_calls) == is_strict
-    assert (counts.contigs_virus > 0) == (fdr > 0.001)
-    table = read(made.folder.contigs)
-    for row in table[table.call != "unscored"].itertuples():
-        assert (float(row.p_virus) >= limit) == (row.call == "virus")
-    with gzip.open(made.folder.viral_contigs, "rt") as file:
-        viral = [line[1:].split()[0] for line in file if line.startswith(">")]
-    assert viral == table.contig[table.call == "virus"].tolist()
-    assert {path.name for path, before in usual.items() if path.read_bytes() != before} <= {
-        made.folder.contigs.name,
-        made.folder.contigs_parquet.name,
-        made.folder.viral_contigs.name,
-    }
-
-
-@pytest.mark.parametrize("threshold", [0.5, 0.8])
-def test_false_calls_are_expected_of_a_threshold(
-    longest_run: MadeRun, made_models: MadeModels, tmp_path: Path, threshold: float
-) -> None:
-    made = copy_of(longest_run, tmp_path / "run")
-    counts = write_tables(made.folder, made.store, contig_head(made_models), threshold)
-    p_virus = pd.read_parquet(made.folder.contigs_parquet).p_virus.to_numpy(np.float64)
-    assert counts.contigs_virus == (p_virus >= threshold).sum()
-    assert counts.sample == call_sample(p_virus, threshold)
+    limit = mixture.threshold(rule)
+    assert sample.share == mixture.share
+    assert sample.threshold == (limit if np.isfinite(limit) else None)
+    summary = require_agreement(made.folder, contigs)
+    assert counts.contigs_virus == len(summary) == (scores >= limit).sum()
+    assert (counts.contigs_virus > 0) == (rule.fdr != 1e-6)
+    assert sample.expected_false == pytest.approx((1 - mixture.p_virus(scores[scores >= limit])).sum())
+    assert summary.fdr.tolist() == mixture.fdr(summary.virus_score.to_numpy()).tolist()
+    assert summary.fdr.max() <= (rule.fdr or 1) or not len(summary)
+    changed = {name for name, before in balanced.items() if all_tables(made.folder)[name] != before}
+    assert not any(name.startswith(("chunks", "prediction", "embeddings")) for name in changed)
 
 
 def test_a_new_process_gives_the_same_tables(longest_run: MadeRun, tmp_path: Path) -> None:

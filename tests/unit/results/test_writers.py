@@ -19,7 +19,6 @@ from virnuc_core.results.writers import (
     open_sorted_lines,
     open_stream,
     shortest_digits,
-    six_decimals,
     table_lines,
 )
 
@@ -97,17 +96,6 @@ def test_nothing_appears_when_writing_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@given(st.floats(0, 1) | st.floats(0.499999, 0.500001), st.just(0.5) | st.floats(0.001, 0.999))
-@example(0.12345672, 0.1234567)
-@example(0.1234563, 0.1234562)
-@example(0.9999997, 0.9999999)
-def test_what_is_read_is_on_the_side_of_what_was_written(value: float, threshold: float) -> None:
-    [text] = six_decimals(np.array([0.0, value, 1.0]), threshold).to_pylist()[1:2]
-    assert (float(text) >= threshold) == (value >= threshold)
-    assert abs(float(text) - value) < 1.01e-6
-    assert len(text) == 8
-
-
 FINITE = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
 MIDWAY = st.integers(-(10**7), 10**7).map(lambda number: (number + 0.5) / 1e6)
 
@@ -128,11 +116,11 @@ def test_digits_are_those_of_str(values: list[float]) -> None:
 
 def test_lines_do_not_depend_on_how_many_are_joined() -> None:
     table = rows(0, 50)
-    text = table_lines(table, 0.5)
+    text = table_lines(table)
     names, values = (table[name].to_pylist() for name in ("name", "p"))
     cells = ["NA" if value is None else f"{value:.6f}" for value in values]
     expected = (f"{name}\t{cell}\n" for name, cell in zip(names, cells, strict=True))
     assert text.decode() == "".join(expected)
-    assert table_lines(table.slice(7, 0), 0.5) == b""
+    assert table_lines(table.slice(7, 0)) == b""
     for size in (1, 7):
-        assert table_lines(pa.concat_tables([table.slice(0, 20), table.slice(20)]), 0.5, size) == text
+        assert table_lines(pa.concat_tables([table.slice(0, 20), table.slice(20)]), size) == text

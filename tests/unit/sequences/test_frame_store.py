@@ -160,13 +160,12 @@ def test_names_are_made_harmless_and_unique(
     assert not list(store.folder.glob("*/"))
 
 
-@pytest.mark.parametrize(("name", "written"), [("=in\x1b.fa", "=in%1B.fa")])
-def test_hostile_file_names_and_rejected_records(tmp_path: Path, name: str, written: str) -> None:
-    path = tmp_path / name
+def test_hostile_file_names_and_rejected_records(tmp_path: Path) -> None:
+    path = tmp_path / "=in\x1b.fa"
     path.write_text(">=1\n!!!!\n>ok\nACGTACGT\n", encoding="utf-8")
     build_frame_store([path], tmp_path / "frames", 60, rejected_copy=tmp_path / "rejected.tsv")
     _, row = table(tmp_path / "rejected.tsv")
-    assert row[:3] == ["1", "%3D1", f"{tmp_path}/{written}"]
+    assert row[:3] == ["1", "%3D1", f"{tmp_path}/=in%1B.fa"]
 
 
 def test_several_files_are_one_input(tmp_path: Path) -> None:

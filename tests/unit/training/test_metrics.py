@@ -14,7 +14,6 @@ def measured(
     return measure(
         KnownCalls(
             is_viral=viral,
-            is_called=p >= 0.5,
             p_virus=p,
             classes=np.where(viral, 0, 1),
             class_names=("viral", "other"),

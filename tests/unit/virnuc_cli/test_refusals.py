@@ -25,7 +25,7 @@ REFUSALS = [
     ("predict a.fa -o x --chunk-length some", 2, "--chunk-length: Input should be a valid integer"),
     ("predict a.fa -o x --devices 0,gpu", 2, "--devices"),
     ("predict a.fa -o x -t 0", 2, "--threads: Input should be greater than 0"),
-    ("predict a.fa -o x --threshold 0.9 --fdr 0.05", 2, "leave out --threshold 0.9, or --fdr"),
+    ("predict a.fa -o x --threshold 0.9 --fdr 0.05", 2, "--threshold and --fdr exclude each other"),
     (
         "VIRNUC_TOKEN_BUDGET=many predict a.fa -o x",
         2,

@@ -13,7 +13,8 @@ Offsets within a sequence of one tile fit int32. Those within a longer one do no
 at 932,068 tokens), so a block's first row is added to the base pointer in int64.
 """
 
-from typing import Any, Final
+import math
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,31 +23,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from virnuc_core.models.kernels.launch import (
-    DATACENTER_SHARED_MEMORY,
-    empty_results_of,
-    launch,
-    operator,
-    shared_memory,
-)
+from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
 from virnuc_core.models.kernels.rowwise import FP8
 
 BLOCK: Final = 64  # queries and keys of a step
 RESIDENT_TOKENS: Final = 3 * BLOCK
-EMPTY_TILES: Final = 2  # rows of an empty list
-_MIN_TILES: Final = 3  # rows of any other
-_MIN_COLUMNS: Final = 32  # two halves of 16 columns, the fewest that tensor cores multiply
-_HEADS_PER_PROGRAM: Final = 5  # when rotating keys, with angles loaded once
-_AT_ONCE_COLUMNS: Final = 64  # of the widest head for which registers hold all scores of a block of queries
-_PROGRAMS_AT_ONCE: Final = 3  # whose queries, keys and values fill the shared memory
-_THREADS: Final = 128  # of a program: four warps
-_REGISTERS: Final = 65_536  # of a multiprocessor; a thread has 255 at most
-_LOG2_E: Final = 1.4426950408889634
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Columns of a head in the kernels: a power of two."""
-    return max(_MIN_COLUMNS, 1 << (head_dim - 1).bit_length())
+    """Columns of a head in the kernels: a power of two, in two halves of at least 16, the fewest that tensor cores multiply."""
+    return max(32, triton.next_power_of_2(head_dim))
 
 
 def programs_that_fit(head_dim: int, shared_memory: int) -> int:
@@ -57,7 +43,8 @@ def programs_that_fit(head_dim: int, shared_memory: int) -> int:
 
 def register_limit(programs: int) -> dict[str, int]:
     """The option of a launch by which that many programs, four at most, share the registers of a multiprocessor."""
-    return {"maxnreg": _REGISTERS // (_THREADS * min(programs, 4)) // 8 * 8} if programs > 2 else {}
+    threads = 128 * min(programs, 4)
+    return {"maxnreg": 65_536 // threads // 8 * 8} if programs > 2 else {}  # a thread has 255 at most
 
 
 def plan_tiles(
@@ -66,23 +53,18 @@ def plan_tiles(
     """The tiles of the sequences of at most `RESIDENT_TOKENS`, and of the longer ones, from `cu_seqlens` (B + 1,).
 
     Returns:
-        Two int32 (tiles, 3): first token and length of a sequence, first query of the tile. An empty list has two
-        rows, any other is padded to three with tiles of length 0: torch.compile recompiles for sizes 0 and 1.
+        Two int32 (tiles, 3): first token and length of a sequence, first query of the tile.
     """
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     is_long = lengths > RESIDENT_TOKENS
+    is_short = (lengths > 0) & ~is_long
     counts = -(-lengths[is_long] // BLOCK)
     firsts = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    short = np.stack((starts[~is_long], lengths[~is_long], np.zeros_like(starts[~is_long])), axis=1)
+    short = np.stack((starts[is_short], lengths[is_short], np.zeros_like(starts[is_short])), axis=1)
     long = np.stack(
         (np.repeat(starts[is_long], counts), np.repeat(lengths[is_long], counts), firsts * BLOCK), axis=1
     )
-    return _fill_up(short), _fill_up(long)
-
-
-def _fill_up(tiles: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
-    missing = max(0, (_MIN_TILES if len(tiles) else EMPTY_TILES) - len(tiles))
-    return np.pad(tiles, ((0, missing), (0, 0))).astype(np.int32)
+    return short, long.astype(np.int32)
 
 
 @triton.jit
@@ -118,11 +100,9 @@ def _rotate(rows, cos, sin, PADDED: tl.constexpr):
 @triton.jit
 def _apply_rotary(rows, at, cos_sin, scale, PADDED: tl.constexpr, ROTARY: tl.constexpr):
     """Even and odd columns of `rows`, each (rows, PADDED / 2), rotated by their positions, times `scale`."""
-    SHAPE: tl.constexpr = (rows.shape[0], PADDED // 2, 2)
-    even, odd = tl.split(tl.reshape(rows.to(tl.float32), SHAPE))
+    even, odd = tl.split(tl.reshape(rows.to(tl.float32), (rows.shape[0], PADDED // 2, 2)))
     if ROTARY:
-        angles = tl.load(cos_sin + at[:, None] * PADDED + tl.arange(0, PADDED)[None, :])
-        cos, sin = tl.split(tl.reshape(angles, SHAPE))
+        cos, sin = _angles(cos_sin, at, PADDED)
         rotated = even * cos - odd * sin
         odd = odd * cos + even * sin
         even = rotated
@@ -318,8 +298,6 @@ def _short_kernel(
     qkv += (begin * (3 * NUM_HEADS) + head) * HEAD_DIM
     out += (begin * NUM_HEADS + head) * HEAD_DIM
     if AT_ONCE:
-        if length == 0:
-            return
         if length <= ROWS:
             _at_once(qkv, out, length, cos_sin, scale, 1, NUM_HEADS, HEAD_DIM, PADDED, ROWS)
         elif length <= 2 * ROWS:
@@ -374,8 +352,6 @@ def _long_kernel(
     """ROWS queries of a sequence of any length. Its last block of keys, the only one that is masked, comes first."""
     STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
     head, slope, begin, length, start = _place(tiles, slopes, NUM_HEADS, ROTARY)
-    if length == 0:
-        return
     first_row = begin + start
     keys += begin * KEY_STRIDE + head * HEAD_DIM
     values = qkv + (begin * (3 * NUM_HEADS) + 2 * NUM_HEADS + head) * HEAD_DIM
@@ -414,7 +390,6 @@ def _long_kernel(
     _store(out, at, length - start, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
-@operator
 def packed_attention(
     qkv: Tensor,
     short_tiles: Tensor,
@@ -434,52 +409,32 @@ def packed_attention(
         DeviceError: the device lacks resources that a kernel needs.
     """
     _, _, num_heads, head_dim = qkv.shape
-    out = _empty_output(qkv, quantize)
+    out = qkv.new_empty((len(qkv), num_heads * head_dim), dtype=FP8 if quantize else qkv.dtype)
     padded = padded_head_dim(head_dim)
     rotary = cos_sin is not None
     memory = shared_memory(qkv.device)
-    at_once = rotary and padded <= _AT_ONCE_COLUMNS and memory >= DATACENTER_SHARED_MEMORY
+    # Registers hold all scores of a block of queries for heads of up to 64 columns.
+    at_once = rotary and padded <= 64 and memory >= DATACENTER_SHARED_MEMORY
     programs = programs_that_fit(head_dim, memory)
-    shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
-    if len(short_tiles) > EMPTY_TILES:
+    dims = (num_heads, head_dim, padded, BLOCK)
+    shared = (cos_sin, slopes, head_dim**-0.5 * math.log2(math.e), *dims)
+    if len(short_tiles):
         launch(
             _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, programs > 0,
-            at_once, num_warps=4, num_stages=1, **register_limit(_PROGRAMS_AT_ONCE if at_once else programs),
+            at_once, num_warps=4, num_stages=1,
+            **register_limit(3 if at_once else programs),  # the queries, keys and values of three fill the shared memory
         )  # fmt: skip
-    if len(long_tiles) > EMPTY_TILES:
-        keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)
+    if len(long_tiles):
+        keys = qkv[:, 1]
+        if rotary:
+            keys = torch.empty_like(keys, memory_format=torch.contiguous_format)
+            together = 5  # heads of a program, which loads their angles once
+            launch(
+                _rotate_keys_kernel, len(long_tiles) * triton.cdiv(num_heads, together), qkv, keys, long_tiles, cos_sin,
+                *dims, together, num_warps=4,
+            )  # fmt: skip
         launch(
-            _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, key_stride, rotary,
+            _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, keys.stride(0), rotary,
             num_warps=4, num_stages=3, **register_limit(programs),
         )  # fmt: skip
     return out
-
-
-def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tensor, int]:
-    """The keys of the long sequences, rotated if positions are rotary, and their row stride in elements."""
-    num_tokens, _, num_heads, head_dim = qkv.shape
-    if cos_sin is None:
-        return qkv[:, 1], 3 * num_heads * head_dim
-    rotated = qkv.new_empty(num_tokens, num_heads, head_dim)
-    launch(
-        _rotate_keys_kernel, len(tiles) * triton.cdiv(num_heads, _HEADS_PER_PROGRAM), qkv, rotated, tiles, cos_sin,
-        num_heads, head_dim, padded_head_dim(head_dim), BLOCK, _HEADS_PER_PROGRAM, num_warps=4,
-    )  # fmt: skip
-    return rotated, num_heads * head_dim
-
-
-@empty_results_of("packed_attention")
-def _(
-    qkv: Tensor,
-    short_tiles: Tensor,
-    long_tiles: Tensor,
-    cos_sin: Tensor | None,
-    slopes: Tensor | None,
-    quantize: bool = False,
-) -> Tensor:
-    return _empty_output(qkv, quantize)
-
-
-def _empty_output(qkv: Tensor, quantize: bool) -> Tensor:
-    dtype = FP8 if quantize else qkv.dtype
-    return qkv.new_empty((qkv.shape[0], qkv.shape[2] * qkv.shape[3]), dtype=dtype)

@@ -18,13 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from virnuc_core.models.kernels.launch import (
-    DATACENTER_SHARED_MEMORY,
-    empty_results_of,
-    launch,
-    operator,
-    shared_memory,
-)
+from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
 from virnuc_core.models.kernels.rowwise import FP8
 
 _GROUP_ROWS: Final = 16  # rows of tiles scheduled together, which share operands in L2
@@ -151,68 +145,26 @@ def _gemm_gelu_kernel(
             _store(out, y, row, column, num_tokens, num_columns, TMA)
 
 
-@operator
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
-    """GELU of x W^T + b; or, gated, GELU of the even columns of x W^T times the odd ones; (T, F) in the dtype of x.
-
-    `x` is fp16 or bf16 (T, I), contiguous, I a multiple of 8. `weight` is (F, I) and `bias` (F,); gated, `weight` is
-    (2 F, I) with the rows of gate and value interleaved, and there is no bias.
-
-    Raises:
-        DeviceError: the device lacks resources that the kernel needs.
-    """
-    return _multiply(x, weight, bias, gated)
-
-
-@empty_results_of("linear_gelu")
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
-    return _empty_result(x, weight, gated)
-
-
-@operator
-def fp8_linear_gelu(
-    x: Tensor,
-    x_scale: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    gated: bool,
-    out_scale: Tensor,
-) -> Tensor:
-    """`linear_gelu` of operands in fp8 e4m3, in e4m3 and divided by `out_scale`, fp32 (1, 1).
-
-    `x` (T, I), I a multiple of 16, and `weight` are to be multiplied by their scales, fp32, one for each row.
-
-    Raises:
-        DeviceError: the device lacks resources that the kernel needs.
-    """
-    return _multiply(x, weight, bias, gated, (x_scale, weight_scale, out_scale))
-
-
-@empty_results_of("fp8_linear_gelu")
-def _(
-    x: Tensor,
-    x_scale: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    gated: bool,
-    out_scale: Tensor,
-) -> Tensor:
-    return _empty_result(x, weight, gated)
-
-
-def _multiply(
+def linear_gelu(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     gated: bool,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """`scales` are those of x, of the weight and of the result in fp8."""
+    """GELU of x W^T + b; or, gated, GELU of the even columns of x W^T times the odd ones; (T, F) in the dtype of x.
+
+    `x` is fp16 or bf16 (T, I), contiguous, I a multiple of 8. `weight` is (F, I) and `bias` (F,); gated, `weight` is
+    (2 F, I) with the rows of gate and value interleaved, and there is no bias. With `scales`, all fp32, `x`, `weight`
+    and the result are in fp8 e4m3 and I is a multiple of 16: `x` and `weight` are to be multiplied by the first two, one
+    for each row, and the result is divided by the third, (1, 1).
+
+    Raises:
+        DeviceError: the device lacks resources that the kernel needs.
+    """
     num_tokens, depth = x.shape
     num_columns = len(weight)
-    out = _empty_result(x, weight, gated)
+    out = x.new_empty(num_tokens, num_columns // 2 if gated else num_columns)
     tiles = choose_tiles(shared_memory(x.device), x.dtype)
     matrices: tuple[Any, ...] = (x, weight, out)
     programs = triton.cdiv(num_tokens, tiles.rows) * triton.cdiv(num_columns, tiles.columns)
@@ -228,10 +180,6 @@ def _multiply(
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
-
-
-def _empty_result(x: Tensor, weight: Tensor, gated: bool) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0] // 2 if gated else weight.shape[0])
 
 
 def _descriptor(matrix: Tensor, tile: tuple[int, int]) -> TensorDescriptor:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from virnuc_core.models.kernels.launch import empty_results_of, launch, operator
+from virnuc_core.models.kernels.launch import launch
 
 FP8: Final = torch.float8_e4m3fn
 _MEAN_TOKENS: Final = 32
@@ -28,8 +28,7 @@ def _fp8_scale(row_max):
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_norm_kernel(
     branch, branch_bias, residual, gain, shift, total, normed, quantized, scales, num_rows, eps,
-    D: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, HAS_BRANCH: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KEEP_SUM: tl.constexpr, KEEP_NORMED: tl.constexpr, QUANTIZE: tl.constexpr,
+    D: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -37,11 +36,11 @@ def _add_norm_kernel(
     real = (row < num_rows)[:, None] & in_row[None, :]
     at = row.to(tl.int64)[:, None] * D + column[None, :]
     x = tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
-    if HAS_BRANCH:
+    if branch is not None:
         x += tl.load(branch + at, mask=real, other=0.0).to(tl.float32)
-    if HAS_BIAS:
+    if branch_bias is not None:
         x += tl.load(branch_bias + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    if KEEP_SUM:
+    if total is not None:
         tl.store(total + at, x.to(total.dtype.element_ty), mask=real)
     mean = tl.sum(x, 1) / D
     centred = tl.where(in_row[None, :], x - mean[:, None], 0.0)
@@ -49,15 +48,14 @@ def _add_norm_kernel(
     gains = tl.load(gain + column, mask=in_row, other=0.0).to(tl.float32)
     shifts = tl.load(shift + column, mask=in_row, other=0.0).to(tl.float32)
     y = centred * tl.rsqrt(variance + eps)[:, None] * gains[None, :] + shifts[None, :]
-    if KEEP_NORMED:
+    if normed is not None:
         tl.store(normed + at, y.to(normed.dtype.element_ty), mask=real)
-    if QUANTIZE:
+    if quantized is not None:
         scale = _fp8_scale(tl.max(tl.abs(y), 1))
         tl.store(quantized + at, (y * (1.0 / scale)[:, None]).to(tl.float8e4nv), mask=real)
         tl.store(scales + row, scale, mask=row < num_rows)
 
 
-@operator
 def add_norm(
     branch: Tensor | None,
     branch_bias: Tensor | None,
@@ -65,55 +63,37 @@ def add_norm(
     gain: Tensor,
     shift: Tensor,
     eps: float,
-    keep_sum: bool,
-    keep_normed: bool,
+    *,
+    post_norm: bool,
     quantize: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """LayerNorm of residual + branch + bias, in one pass.
 
     `residual` is fp16 or bf16 (T, D), contiguous; `branch` is (T, D) and `branch_bias` (D,), where present; `gain`
-    and `shift` are LayerNorm's weight and bias, (D,). Returns the sum and its LayerNorm in the dtype of `residual`,
-    the LayerNorm in fp8 e4m3, all (T, D), and its fp32 scales (T, 1); what the flags do not request is empty.
+    and `shift` are LayerNorm's weight and bias, (D,). Returns what the next branch is added to, in the dtype of
+    `residual`: with `post_norm` the LayerNorm, else the sum; then the LayerNorm, both (T, D), which is in fp8 e4m3 with
+    `quantize`; and then its fp32 scales (T, 1).
     """
     num_rows, width = residual.shape
-    results = _empty_results(residual, keep_sum, keep_normed, quantize)
-    total, normed, quantized, scales = results
+    kept = torch.empty_like(residual)
+    normed = quantized = scales = None
+    if quantize:
+        quantized = torch.empty_like(residual, dtype=FP8)
+        scales = residual.new_empty((num_rows, 1), dtype=torch.float32)
+    if post_norm:
+        normed = kept
+    elif not quantize:
+        normed = torch.empty_like(residual)
     columns = triton.next_power_of_2(width)
     rows = max(1, 2048 // columns)
     launch(
-        _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift, total, normed,
-        quantized if quantize else None,  # Triton rejects even the type below compute capability 8.9
-        scales,
-        num_rows, eps, width, columns, rows, branch is not None, branch_bias is not None, keep_sum,
-        keep_normed, quantize,
+        _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift,
+        None if post_norm else kept, normed, quantized, scales, num_rows, eps, width, columns, rows,
         num_warps=4 if columns <= 1024 else max(2, columns // (2048 if quantize else 1024)),
     )  # fmt: skip
-    return results
-
-
-@empty_results_of("add_norm")
-def _(
-    branch: Tensor | None,
-    branch_bias: Tensor | None,
-    residual: Tensor,
-    gain: Tensor,
-    shift: Tensor,
-    eps: float,
-    *wanted: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_results(residual, *wanted)
-
-
-def _empty_results(
-    residual: Tensor, keep_sum: bool, keep_normed: bool, quantize: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, width = residual.shape
-    return (
-        residual.new_empty((rows, width) if keep_sum else (0, width)),
-        residual.new_empty((rows, width) if keep_normed else (0, width)),
-        residual.new_empty((rows, width) if quantize else (0, width), dtype=FP8),
-        residual.new_empty((rows, 1) if quantize else (0, 1), dtype=torch.float32),
-    )
+    result = quantized if quantized is not None else normed
+    assert result is not None
+    return kept, result, scales
 
 
 @triton.jit
@@ -148,7 +128,6 @@ def _embed_kernel(
         )
 
 
-@operator
 def embed_tokens(
     input_ids: Tensor, cu_seqlens: Tensor, table: Tensor, mask_token: int, share: float
 ) -> Tensor:
@@ -186,7 +165,6 @@ def _mean_kernel(
     tl.store(out + sequence.to(tl.int64) * D + column, mean, mask=column < D)
 
 
-@operator
 def segment_mean(hidden_states: Tensor, cu_seqlens: Tensor, include_special_tokens: bool) -> Tensor:
     """`encoder.mean_pool`, contiguous (T, D) -> fp32 (B, D), in an order that depends only on the sequence's length."""
     width, num_sequences = hidden_states.shape[1], len(cu_seqlens) - 1

@@ -14,14 +14,14 @@ CAPABILITIES = [(7, 5), (8, 6), (9, 0), (12, 0)]
 
 
 def test_each_device_of_a_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_REGISTERED", True)
+    monkeypatch.setattr(kernels, "_HAS_TRITON", True)
     monkeypatch.setattr(kernels, "_capability", lambda device: CAPABILITIES[device.index])
     devices = [torch.device("cuda", i) for i in range(len(CAPABILITIES))]
     assert [has_kernels(device) for device in devices] == [False, True, True, True]
     assert not has_kernels(torch.device("cpu"))
     chosen = [resolve_attention("auto", device, "esm2", "fp16", 64) for device in devices]
     assert chosen == ["sdpa", "triton", "triton", "triton"]
-    monkeypatch.setattr(kernels, "_REGISTERED", False)
+    monkeypatch.setattr(kernels, "_HAS_TRITON", False)
     assert not any(map(has_kernels, devices))
 
 

@@ -1,11 +1,10 @@
 """The Triton kernels against plain torch in fp64: compiled on a GPU, and in Triton's interpreter on the CPU."""
 
 import ctypes
+import itertools
 import math
 import mmap
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from virnuc_core.models.attention import (
     rotary_table,
 )
 from virnuc_core.models.encoders import mean_pool
-from virnuc_core.models.kernels import attention, gemm_gelu
+from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
 from virnuc_core.models.layers import quantize_rows
 from virnuc_core.specs import AttentionBackend
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
@@ -72,7 +71,6 @@ if ON_GPU:
     FP8_PRODUCTS = [(tokens, *size) for tokens in (3, 128, 1000) for size in sizes]
 
 each_scheme = pytest.mark.parametrize("positions", ["rotary", "alibi"])
-each_device = pytest.mark.parametrize("shared_memory", [101_376, None if ON_GPU else 232_448])
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -163,84 +161,6 @@ def test_attention_in_fp8(positions: str) -> None:
     assert relative_error(actual, reference(qkv, lengths, positions)) < FP8_ERROR
 
 
-@on_a_gpu
-@pytest.mark.parametrize("num_tokens", [932_100, 3_000_000])
-def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
-    """DNABERT-S: QKV offsets exceed int32 from 932,068 tokens, output offsets from 2,796,203."""
-    num_heads, head_dim = 12, 64
-    qkv = torch.empty(num_tokens, 3, num_heads, head_dim, dtype=torch.float16, device=DEVICE)
-    qkv.normal_(generator=torch.Generator("cuda").manual_seed(0))
-    slopes = alibi_slopes(num_heads).to(DEVICE)
-    short, long = attention.plan_tiles(np.array([0, num_tokens], np.int32))
-    chosen = long[[0, len(long) // 2, -2, -1]]
-    # More tiles than two grid dimensions can hold, nearly all empty.
-    tiles = np.concatenate((np.zeros((66_000, 3), np.int32), chosen))
-    actual = torch.ops.virnuc.packed_attention(
-        qkv, torch.from_numpy(short).to(DEVICE), torch.from_numpy(tiles).to(DEVICE), None, slopes
-    ).view(num_tokens, num_heads, head_dim)
-    at = torch.arange(num_tokens, device=DEVICE, dtype=torch.float32)
-    for head in range(num_heads):
-        q, k, v = qkv[:, :, head].unbind(1)
-        for _, _, first in chosen.tolist():
-            rows = slice(first, first + attention.BLOCK)
-            scores = q[rows].float() @ k.float().T * head_dim**-0.5
-            scores -= slopes[head] * (at[rows, None] - at).abs()
-            expected = scores.softmax(-1) @ v.float()
-            assert relative_error(actual[rows, head], expected) < ERROR[torch.float16]
-
-
-@interpreted
-def test_an_operator_does_not_import_the_compiler_of_torch() -> None:
-    """It would take seconds of the first call."""
-    program = """
-import sys, torch
-from virnuc_core.models.kernels import rowwise
-table, bounds = torch.ones(4, 8), torch.tensor([0, 3], dtype=torch.int32)
-with torch.inference_mode():
-    print(torch.ops.virnuc.embed_tokens(torch.arange(3), bounds, table, 3, 1.0).sum().item())
-print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["24.0", "[]"]
-
-
-@interpreted
-def test_the_compiler_of_torch_knows_the_shapes_of_results() -> None:
-    wide, row = torch.ones(3, 2, 2, 8), torch.ones(16)
-    tiles = torch.empty(0, 4, dtype=torch.int32)
-    checks = {
-        "add_norm": (wide.view(3, 32), None, wide.view(3, 32), row, row, 1e-5, True, False, True),
-        "linear_gelu": (torch.ones(3, 16), torch.ones(8, 16), None, True),
-        "packed_attention": (wide.reshape(2, 3, 2, 8), tiles, tiles, None, row[:2]),
-    }
-    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
-        results = {name: getattr(torch.ops.virnuc, name)(*args) for name, args in checks.items()}
-    assert [part.shape for part in results["add_norm"]] == [(3, 32), (0, 32), (3, 32), (3, 1)]
-    assert results["linear_gelu"].shape == (3, 4)
-    assert results["packed_attention"].shape == (2, 16)
-
-
-@pytest.mark.parametrize("gated", [True, False])
-@each_device
-@pytest.mark.parametrize(("num_tokens", "depth", "width"), PRODUCTS)
-def test_product_with_activation(
-    num_tokens: int,
-    depth: int,
-    width: int,
-    shared_memory: int | None,
-    gated: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if shared_memory is not None:
-        monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: shared_memory)
-    x, weight = random(num_tokens, depth), random((2 if gated else 1) * width, depth, seed=1) * 0.02
-    bias = None if gated else random(width, seed=2)
-    actual = torch.ops.virnuc.linear_gelu(x, weight, bias, gated)
-    expected = activated(x.double() @ weight.double().T, bias)
-    assert actual.shape == (num_tokens, width)
-    assert relative_error(actual, expected) < ERROR[torch.float16]
-
-
 def activated(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """GELU of a product; without a bias, gated: its columns are gates and values in turn."""
     if bias is None:
@@ -253,32 +173,41 @@ def _tanh(x):
     return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
 
 
-@in_fp8
 @pytest.mark.parametrize("gated", [True, False])
-@each_device
-@pytest.mark.parametrize(("num_tokens", "depth", "width"), FP8_PRODUCTS)
-def test_fp8_product_with_activation(
+@pytest.mark.parametrize("shared_memory", [101_376, None if ON_GPU else 232_448])
+@pytest.mark.parametrize(
+    ("num_tokens", "depth", "width", "in_fp8"),
+    [*((*size, False) for size in PRODUCTS), *((*size, True) for size in FP8_PRODUCTS * has_fp8)],
+)
+def test_product_with_activation(
     num_tokens: int,
     depth: int,
     width: int,
+    in_fp8: bool,
     shared_memory: int | None,
     gated: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Quantized with a scale of its own."""
+    """In fp8 quantized with a scale of its own."""
     if not ON_GPU:
         monkeypatch.setattr(gemm_gelu, "_tanh", _tanh)  # the interpreter has no instructions of a GPU
     if shared_memory is not None:
         monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: shared_memory)
-    x = quantize_rows(random(num_tokens, depth, dtype=torch.float32))
-    weight = random(2 * width if gated else width, depth, dtype=torch.float32, seed=1)
-    weight = quantize_rows(weight * depth**-0.5)
+    rows = 2 * width if gated else width
+    if not in_fp8:
+        x, weight = random(num_tokens, depth), random(rows, depth, seed=1) * 0.02
+        bias = None if gated else random(width, seed=2)
+        actual = gemm_gelu.linear_gelu(x, weight, bias, gated)
+        assert actual.shape == (num_tokens, width)
+        assert relative_error(actual, activated(x.double() @ weight.double().T, bias)) < ERROR[torch.float16]
+        return
+    x, x_scale = quantize_rows(random(num_tokens, depth, dtype=torch.float32))
+    weight, weight_scale = quantize_rows(random(rows, depth, dtype=torch.float32, seed=1) * depth**-0.5)
     bias = None if gated else random(width, dtype=torch.bfloat16, seed=2)
     scale = torch.full((1, 1), 0.03, device=DEVICE)
-    actual = torch.ops.virnuc.fp8_linear_gelu(
-        *x, weight.values, weight.scale.t().contiguous(), bias, gated, scale
-    )
-    expected = activated((x.values.double() * x.scale) @ (weight.values.double() * weight.scale).T, bias)
+    scales = (x_scale, weight_scale.t().contiguous(), scale)
+    actual = gemm_gelu.linear_gelu(x, weight, bias, gated, scales)
+    expected = activated((x.double() * x_scale) @ (weight.double() * weight_scale).T, bias)
     assert (actual.dtype, actual.shape) == (torch.float8_e4m3fn, (num_tokens, width))
     assert relative_error(actual.double() * scale, expected) < FP8_ERROR
 
@@ -291,8 +220,8 @@ def test_product_beyond_int32_offsets() -> None:
     for shared_memory in (101_376, 232_448):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gemm_gelu, "shared_memory", lambda device, limit=shared_memory: limit)
-            whole = torch.ops.virnuc.linear_gelu(x, weight, bias, False)
-            assert torch.equal(whole[-128:], torch.ops.virnuc.linear_gelu(x[-128:], weight, bias, False))
+            whole = gemm_gelu.linear_gelu(x, weight, bias, False)
+            assert torch.equal(whole[-128:], gemm_gelu.linear_gelu(x[-128:], weight, bias, False))
 
 
 def _sparse(path: Path, *shape: int) -> torch.Tensor:
@@ -348,17 +277,18 @@ def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool, dty
     residual = random(rows, width, dtype=dtype, seed=1)
     bias, gain, shift = (random(width, dtype=dtype, seed=seed) for seed in (2, 3, 4))
     added = (random(rows, width, dtype=dtype), bias) if has_branch else (None, None)
-    total, normed, values, scale = torch.ops.virnuc.add_norm(
-        *added, residual, gain, shift, 1e-5, True, True, True
-    )
-    wanted = residual.double() + (added[0].double() + bias.double() if has_branch else 0.0)
-    assert relative_error(total, wanted) < ERROR[dtype]
-    wanted = functional.layer_norm(wanted, (width,), gain.double(), shift.double(), 1e-5)
-    assert relative_error(normed, wanted) < ERROR[dtype]
-    assert relative_error(values.float() * scale, wanted) < FP8_ERROR
-    assert bool((values.float().abs().amax(1) == 448).all())
-    kept = torch.ops.virnuc.add_norm(*added, residual, gain, shift, 1e-5, False, True, False)
-    assert [tensor.numel() for tensor in kept] == [0, rows * width, 0, 0]
+    total = residual.double() + (added[0].double() + bias.double() if has_branch else 0.0)
+    wanted = functional.layer_norm(total, (width,), gain.double(), shift.double(), 1e-5)
+    for post_norm, quantize in itertools.product((True, False), {False, has_fp8}):
+        kept, normed, scale = rowwise.add_norm(
+            *added, residual, gain, shift, 1e-5, post_norm=post_norm, quantize=quantize
+        )
+        assert relative_error(kept, wanted if post_norm else total) < ERROR[dtype]
+        if scale is None:
+            assert relative_error(normed, wanted) < ERROR[dtype]
+        else:
+            assert relative_error(normed.float() * scale, wanted) < FP8_ERROR
+            assert bool((normed.float().abs().amax(1) == 448).all())
 
 
 @triton.jit
@@ -400,8 +330,7 @@ def test_segment_means_are_right_and_the_same_alone_and_in_a_batch(specials: boo
 
     def means_of(states: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            means: torch.Tensor = torch.ops.virnuc.segment_mean(states, bounds.to(DEVICE), specials)
-        return means
+            return rowwise.segment_mean(states, bounds.to(DEVICE), specials)
 
     bounds = torch.from_numpy(bounds_of(lengths))
     means = means_of(hidden, bounds)
@@ -419,7 +348,7 @@ def test_embeddings_make_up_for_masked_tokens(lengths: list[int], width: int) ->
     bounds = torch.from_numpy(bounds_of(lengths)).to(DEVICE)
     numbers = torch.arange(sum(lengths), device=DEVICE)
     input_ids = torch.where((numbers % 3 == 0) & (numbers >= lengths[0]), mask_token, numbers % 31).int()
-    embedded = torch.ops.virnuc.embed_tokens(input_ids, bounds, table, mask_token, share)
+    embedded = rowwise.embed_tokens(input_ids, bounds, table, mask_token, share)
     is_masked = input_ids == mask_token
     observed = torch.stack([1 - part.double().mean() for part in is_masked.split(lengths)])
     scale = (share / observed).half()[torch.repeat_interleave(torch.tensor(lengths, device=DEVICE))]

@@ -1,6 +1,6 @@
 """The kernels compiled for GPUs that are not present, within the shared memory and the registers of each.
 
-As a program, `test_offline.py CAPABILITY` prints a JSON line for each launch of the kernels' operators: variant, name of the
+As a program, `test_offline.py CAPABILITY` prints a JSON line for each launch of a kernel: variant, name of the
 kernel, bytes of shared memory, bytes of registers that a thread spills, and hash of the code.
 """
 
@@ -90,27 +90,21 @@ def attend(positions: str, head_dim: int, dtype: torch.dtype, quantize: bool) ->
     attention.packed_attention(qkv, *tiles, *positions_of_tokens, quantize)
 
 
-def multiply(gated: bool, dtype: torch.dtype) -> None:
-    weight = torch.zeros(1280, 320, dtype=dtype)
-    for num_tokens in NUM_TOKENS:
-        x = torch.zeros(num_tokens, 320, dtype=dtype)
-        gemm_gelu.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
-
-
-def multiply_fp8(gated: bool, dtype: torch.dtype) -> None:
-    weight = torch.zeros(1280, 320, dtype=torch.float8_e4m3fn)
+def multiply(gated: bool, dtype: torch.dtype, in_fp8: bool) -> None:
+    of_operands = torch.float8_e4m3fn if in_fp8 else dtype
+    weight = torch.zeros(1280, 320, dtype=of_operands)
     bias = None if gated else torch.zeros(1280, dtype=dtype)
     for num_tokens in NUM_TOKENS:
-        x = torch.zeros(num_tokens, 320, dtype=torch.float8_e4m3fn)
+        x = torch.zeros(num_tokens, 320, dtype=of_operands)
         scales = torch.ones(num_tokens, 1), torch.ones(1, 1280), torch.ones(1, 1)
-        gemm_gelu.fp8_linear_gelu(x, scales[0], weight, scales[1], bias, gated, scales[2])
+        gemm_gelu.linear_gelu(x, weight, bias, gated, scales if in_fp8 else None)
 
 
 def work_on_rows(dtype: torch.dtype, quantize: bool, width: int) -> None:
     weight = torch.zeros(width, dtype=dtype)
     for num_tokens in NUM_TOKENS:
         x = torch.zeros(num_tokens, width, dtype=dtype)
-        rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantize)
+        rowwise.add_norm(x, weight, x, weight, weight, 1e-5, post_norm=False, quantize=quantize)
         bounds = torch.tensor([0, 3, num_tokens], dtype=torch.int32)
         rowwise.segment_mean(x, bounds, True)
         rowwise.embed_tokens(torch.zeros(num_tokens, dtype=torch.int32), bounds, x, 32, 0.88)
@@ -148,7 +142,7 @@ def compile_all(capability: int) -> None:
         if kind == "rowwise":
             work_on_rows(dtype, capability >= 89, int(size[0]))
         elif kind in ("product", "gated_product"):
-            (multiply_fp8 if in_fp8 else multiply)(kind == "gated_product", dtype)
+            multiply(kind == "gated_product", dtype, in_fp8)
         else:
             attend(kind, int(size[0]), dtype, quantize=in_fp8)
 

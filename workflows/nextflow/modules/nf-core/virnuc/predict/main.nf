@@ -11,17 +11,16 @@ process VIRNUC_PREDICT {
     tuple val(meta), path(fasta)
 
     output:
-    tuple val(meta), path("${prefix}/viral_contigs.fa.gz"), emit: viral_contigs
-    tuple val(meta), path("${prefix}/contigs.tsv")        , emit: contigs
-    tuple val(meta), path("${prefix}/predictions.tsv")    , emit: predictions
-    tuple val(meta), path("${prefix}/regions.fa.gz")      , emit: regions_fasta
-    tuple val(meta), path("${prefix}/regions.tsv")        , emit: regions
-    tuple val(meta), path("${prefix}/regions.gff3")       , emit: regions_gff
-    tuple val(meta), path("${prefix}/rejected.tsv")       , emit: rejected
-    tuple val(meta), path("${prefix}/embeddings.h5")      , emit: embeddings
-    tuple val(meta), path("${prefix}/report.html")        , emit: report
-    tuple val(meta), path("${prefix}/run.json")           , emit: run
-    tuple val(meta), path("${prefix}/virnuc_mqc.json")    , emit: multiqc
+    tuple val(meta), path("${prefix}/virus_summary.tsv"), emit: summary
+    tuple val(meta), path("${prefix}/virus.fa.gz")      , emit: virus_fasta
+    tuple val(meta), path("${prefix}/virus.gff3")       , emit: virus_gff
+    tuple val(meta), path("${prefix}/contigs.tsv")      , emit: contigs
+    tuple val(meta), path("${prefix}/chunks.tsv")       , emit: chunks
+    tuple val(meta), path("${prefix}/rejected.tsv")     , emit: rejected
+    tuple val(meta), path("${prefix}/embeddings.h5")    , emit: embeddings
+    tuple val(meta), path("${prefix}/report.html")      , emit: report
+    tuple val(meta), path("${prefix}/run.json")         , emit: run
+    tuple val(meta), path("${prefix}/virnuc_mqc.json")  , emit: multiqc
     tuple val("${task.process}"), val('virnuc'), eval("virnuc --version | sed 's/virnuc, version //'"), topic: versions, emit: versions_virnuc
 
     when:
@@ -46,9 +45,8 @@ process VIRNUC_PREDICT {
     prefix = task.ext.prefix ?: "${meta.id}"
     """
     mkdir $prefix
-    echo "" | gzip > ${prefix}/viral_contigs.fa.gz
-    echo "" | gzip > ${prefix}/regions.fa.gz
-    touch ${prefix}/contigs.tsv ${prefix}/predictions.tsv ${prefix}/regions.tsv ${prefix}/regions.gff3
+    echo "" | gzip > ${prefix}/virus.fa.gz
+    touch ${prefix}/virus_summary.tsv ${prefix}/virus.gff3 ${prefix}/contigs.tsv ${prefix}/chunks.tsv
     touch ${prefix}/rejected.tsv ${prefix}/embeddings.h5 ${prefix}/report.html ${prefix}/run.json ${prefix}/virnuc_mqc.json
     """
 }

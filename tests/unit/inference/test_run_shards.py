@@ -1,7 +1,5 @@
-"""One lane's work in this process: errors of its threads, interrupts, and a run that is started over meanwhile."""
+"""One lane's work in this process: errors of its threads, and a run that is started over meanwhile."""
 
-import os
-import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +12,8 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
-from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.runner import LoadedModels, run_shards
 from virnuc_core.inference.shard import pending_shards
-from virnuc_core.inference.worker import run_shards
 from virnuc_core.results.run_opening import open_run_folder
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -53,21 +50,6 @@ def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
     with pytest.raises(CheckpointError, match="broken"):
         run.compute()
     assert shard_names(run) == []
-
-
-def test_an_interrupt_ends_all_threads(run: MadeRun) -> None:
-    def interrupt(event: LaneEvent) -> None:
-        if isinstance(event, ShardDone):
-            signal.pthread_kill(threading.main_thread().ident or os.getpid(), signal.SIGINT)
-
-    # A shell starts background jobs with SIGINT ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_shards(run.folder, range(len(run.plan.shards)), LoadedModels("cpu"), 0, interrupt)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert "shard_00000.h5" in shard_names(run)
 
 
 @pytest.mark.parametrize("settings", [{"repr_layer": 1}, {}], ids=["other settings", "the same settings"])
