@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow.dataset import dataset
 
 from virnuc_core.columns import Int64
 from virnuc_core.files import write_text
@@ -75,7 +74,7 @@ def write_report_page(
     script = "\n".join(['"use strict";', "(() => {", *scripts, "})();"])
     name = document["out"].rstrip("/").rpartition("/")[2] or "run"
     finished = datetime.fromisoformat(document["finished"])
-    confidence = count_values(pq.read_table(folder.summary_parquet, columns=["confidence"])["confidence"])
+    confidence = count_values(_read(folder.summary_parquet, "confidence")["confidence"])
     tables = (folder.summary, folder.virus_fasta, folder.virus_bed, folder.virus_gff3, folder.contigs)
     values = {
         "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
@@ -211,15 +210,34 @@ def gather(
 
 def _listed_contigs(path: Path, limits: Limits) -> tuple[Int64, pa.Table]:
     """Rows of contigs.parquet that are listed, ascending, and their content."""
-    keys = pq.read_table(path, columns=["call", "virus_score", "length"])
+    keys = _read(path, "call", "virus_score", "length")
     calls = pa.array([PROVIRUS, VIRUS, NONVIRAL, UNSCORED])
     order = pc.index_in(keys["call"], calls).to_numpy()
     score = np.nan_to_num(keys["virus_score"].to_numpy())
     rows = np.lexsort((-keys["length"].to_numpy(), -score, order))[: limits.contigs]
-    contigs = dataset(path).take(pa.array(rows))
+    contigs = _take(path, rows)
     has_room = np.cumsum(pc.binary_length(contigs["seq_name"]).to_numpy()) <= limits.name_bytes
     in_order = np.argsort(rows[has_room])
     return rows[in_order], contigs.take(pa.array(in_order))
+
+
+def _read(path: Path, *columns: str) -> pa.Table:
+    """Some columns of a Parquet file, or all; `pq.read_table` would take a second to import what it needs."""
+    with pq.ParquetFile(path) as file:
+        return file.read(columns or None)
+
+
+def _take(path: Path, rows: Int64, *columns: str) -> pa.Table:
+    """As `_read`, of some rows in any order, read in blocks."""
+    ascending = np.sort(rows)
+    parts: list[pa.RecordBatch] = []
+    first = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=columns or None):
+            begin, end = np.searchsorted(ascending, (first, first + len(batch)))
+            parts.append(batch.take(pa.array(ascending[begin:end] - first)))
+            first += len(batch)
+    return pa.Table.from_batches(parts).take(pa.array(np.searchsorted(ascending, rows)))
 
 
 def _gc_content(bases: bytes) -> float | None:
@@ -231,9 +249,10 @@ def _gc_content(bases: bytes) -> float | None:
 def _proviruses(path: Path, names: list[str], most_contigs: int) -> dict[int, list[dict[str, Any]]]:
     """The proviruses of each listed contig, the best ones first."""
     number_of = {name: number for number, name in enumerate(names)}
-    summary = pq.read_table(path, filters=pc.field("topology") == PROVIRUS)
+    summary = _read(path)
     proviruses: dict[int, list[dict[str, Any]]] = {}
-    for found in summary.sort_by([("virus_score", "descending")]).to_pylist():
+    by_score = summary.filter(pc.equal(summary["topology"], PROVIRUS)).sort_by("virus_score")
+    for found in reversed(by_score.to_pylist()):
         number = number_of.get(found["seq_name"].rpartition("|provirus_")[0])
         if number is None or (number not in proviruses and len(proviruses) == most_contigs):
             continue
@@ -245,12 +264,14 @@ def _proviruses(path: Path, names: list[str], most_contigs: int) -> dict[int, li
 
 def _tracks(folder: RunFolder, rows: Int64, names: list[str], limits: Limits) -> list[dict[str, Any]]:
     proviruses = _proviruses(folder.summary_parquet, names, limits.cards)
-    counts = pq.read_table(folder.contigs_parquet, columns=["chunks"])["chunks"].to_numpy()
+    counts = _read(folder.contigs_parquet, "chunks")["chunks"].to_numpy()
     hosts = rows[list(proviruses)]
     sizes = np.where(np.cumsum(counts[hosts]) <= limits.chunks, counts[hosts], 0)
     ends = np.cumsum(counts)[hosts]
     chosen = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    chunks = dataset(folder.chunks_parquet).take(pa.array(np.concatenate([*chosen, np.empty(0, np.int64)])))
+    chunks = _take(
+        folder.chunks_parquet, np.concatenate([*chosen, np.empty(0, np.int64)]), "start", "virus_score"
+    )
     starts, scores = chunks["start"].to_pylist(), chunks["virus_score"].to_pylist()
     rounded = [None if score is None else round(score, 3) for score in scores]
     parts = [slice(last - size, last) for size, last in zip(sizes, np.cumsum(sizes), strict=True)]
