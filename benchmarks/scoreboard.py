@@ -44,8 +44,7 @@ from sklearn.metrics import (
 )
 
 from benchmarks.kmers import LENGTHS, NUM_PIECES, TRAINING_FILES, load_training_genomes, shares_found
-from benchmarks.regions import read_rows
-from benchmarks.reports import Json, command_of, options_of, write_report
+from benchmarks.reports import Json, command_of, options_of, read_rows, write_report
 from scripts.train_bundled.evaluation import pieces
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.columns import ByteColumn

@@ -18,7 +18,8 @@ def test_multiqc_shows_a_row_for_each_run(tool: Tool, run: Run, tmp_path: Path) 
         assert done.returncode == 0, done.stderr
         counts = json.loads((tmp_path / "runs" / sample / "run.json").read_text())["counts"]
         rows[sample] = {
-            f"contigs_{call}": counts[f"contigs_{call}"] for call in ("virus", "provirus", "nonviral", "unscored")
+            f"contigs_{call}": counts[f"contigs_{call}"]
+            for call in ("virus", "provirus", "nonviral", "unscored")
         }
     assert [row["contigs_virus"] for row in rows.values()] == [1, 0]
 
