@@ -22,16 +22,11 @@ import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 
 from scripts.train_bundled.genomes import Genomes
-from virnuc_core.columns import ByteColumn, concatenated_ranges
-
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-UInt64 = npt.NDArray[np.uint64]
+from virnuc_core.columns import ByteColumn, Float32, Float64, Int64, concatenated_ranges
+from virnuc_core.training.split import UInt64, sampled_kmers
 
 LENGTHS: Final = (300, 500, 1_000, 3_000, 5_000, 10_000)  # bp
 TRAINING_FILES: Final = ("train.fa.gz", "extra.fa.gz")
-OVERLAP_K: Final = 21
 K: Final = 6
 NUM_PIECES: Final = 30_000  # for each length
 INVERSE_PENALTY: Final = 0.03  # C of the regression, over standardized frequencies
@@ -42,26 +37,25 @@ _DIGITS: Final = np.full(256, 4, np.uint8)
 _DIGITS[list(b"ACGTacgt")] = [0, 1, 2, 3] * 2
 
 
-def canonical_kmers(sequences: ByteColumn, k: int) -> tuple[UInt64, Int64]:
-    """The k-mers (k <= 32) of n sequences, of each the lesser of itself and its reverse complement.
+def canonical_6mers(sequences: ByteColumn) -> tuple[Int64, Int64]:
+    """The 6-mers of n sequences, of each the lesser of itself and its reverse complement.
 
     Returns:
-        Codes uint64 (m,), 2 bits a base, and the sequence of each, int64 (m,). k-mers with other letters than A, C, G
-        and T are left out.
+        Codes int64 (m,), 2 bits a base, and the sequence of each, int64 (m,). 6-mers with other letters than A, C, G and T are
+        left out.
     """
-    digits = _DIGITS[sequences.data[sequences.offsets[0] : sequences.offsets[-1]]]
+    digits = _DIGITS[sequences.data[sequences.offsets[0] : sequences.offsets[-1]]].astype(np.int64)
     lengths = sequences.lengths
-    count = max(0, len(digits) - k + 1)
+    count = max(0, len(digits) - K + 1)
     row = np.repeat(np.arange(len(lengths)), lengths)[:count]
-    is_inside = np.arange(count) + k <= np.cumsum(lengths)[row]
-    others_before = np.concatenate(([0], np.cumsum(digits > 3)))
-    chosen = is_inside & (others_before[k:] == others_before[:-k])[:count]
-    forward, reverse = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
-    for place in range(k):
-        digit = digits[place : place + count].astype(np.uint64)
-        forward = (forward << np.uint64(2)) | digit
-        reverse |= (np.uint64(3) - digit) << np.uint64(2 * place)
-    return np.minimum(forward, reverse)[chosen], row[chosen]
+    is_clean = np.arange(count) + K <= np.cumsum(lengths)[row]
+    forward, reverse = np.zeros((2, count), np.int64)
+    for place in range(K):
+        digit = digits[place : place + count]
+        is_clean &= digit < 4
+        forward = (forward << 2) | digit
+        reverse |= (3 - digit) << (2 * place)
+    return np.minimum(forward, reverse)[is_clean], row[is_clean]
 
 
 def blocks(sequences: ByteColumn) -> Iterator[ByteColumn]:
@@ -75,7 +69,7 @@ def blocks(sequences: ByteColumn) -> Iterator[ByteColumn]:
 def _canonical_numbers() -> Int64:
     """int64 (4096,): the number of each 6-mer among the canonical ones."""
     every = ByteColumn.from_strings("".join(letters) for letters in itertools.product("ACGT", repeat=K))
-    numbers: Int64 = np.unique(canonical_kmers(every, K)[0], return_inverse=True)[1]
+    numbers: Int64 = np.unique(canonical_6mers(every)[0], return_inverse=True)[1]
     return numbers
 
 
@@ -85,9 +79,8 @@ NUM_KMERS: Final = int(_NUMBERS.max()) + 1
 
 def frequencies(sequences: ByteColumn) -> Float32:
     """Frequencies of the canonical 6-mers, float32 (n, 2080); zeros where there is none."""
-    codes, row = canonical_kmers(sequences, K)
-    cells = len(sequences) * NUM_KMERS
-    counts = np.bincount(row * NUM_KMERS + _NUMBERS[codes.astype(np.int64)], minlength=cells)
+    codes, row = canonical_6mers(sequences)
+    counts = np.bincount(row * NUM_KMERS + _NUMBERS[codes], minlength=len(sequences) * NUM_KMERS)
     counts = counts.reshape(len(sequences), NUM_KMERS)
     found: Float32 = (counts / np.maximum(1, counts.sum(1, keepdims=True))).astype(np.float32)
     return found
@@ -155,14 +148,17 @@ def _draw(
 
 
 def shares_found(sequences: ByteColumn, known: ByteColumn) -> Float64:
-    """Share of the 21-mers of each sequence that are found in the known ones, on either strand: float64 (n,)."""
-    codes, row = canonical_kmers(sequences, OVERLAP_K)
-    distinct, place = np.unique(codes, return_inverse=True)
-    is_found = np.zeros(len(distinct), np.bool_)
+    """Share of the distinct 21-mers of each sequence that are found in the known ones, on either strand: float64 (n,)."""
+    own = list(map(_all_21mers, sequences.to_strings()))
+    found = np.unique(np.concatenate(own))
+    is_found = np.zeros(len(found), np.bool_)
     for block in blocks(known):
-        is_found |= np.isin(distinct, canonical_kmers(block, OVERLAP_K)[0])
-    count = np.bincount(row, minlength=len(sequences))
-    return np.bincount(row, is_found[place], minlength=len(sequences)) / np.maximum(1, count)
+        is_found |= np.isin(found, np.concatenate(list(map(_all_21mers, block.to_strings()))))
+    return np.array([is_found[np.searchsorted(found, kmers)].mean() if len(kmers) else 0.0 for kmers in own])
+
+
+def _all_21mers(sequence: str) -> UInt64:
+    return sampled_kmers(sequence.upper().encode(), (1 << 64) - 1)
 
 
 def load_training_genomes(data: Path) -> Genomes:

@@ -35,6 +35,12 @@ def command_of(name: str) -> str:
     return shlex.join(["python", "-m", f"benchmarks.{name}", *(Path(word).name for word in given)])
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a tab-separated table with a header."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
 def write_report(report: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")

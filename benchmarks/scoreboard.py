@@ -48,7 +48,7 @@ from benchmarks.reports import Json, command_of, options_of, read_rows, write_re
 from scripts.train_bundled.evaluation import pieces
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.columns import ByteColumn
-from virnuc_core.training.metrics import KnownCalls, measure
+from virnuc_core.training.metrics import calibration_error
 
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
@@ -308,30 +308,23 @@ def speeds(used: Json, bases: int, start_up: float) -> Json:
 
 def figures(answers: Answers, own: SequenceSet, rows: Bool) -> Json:
     """Figures of the chosen rows, bool (n,), with the refused sequences as not called and below every score."""
-    class_names, classes = np.unique(np.array(own.kinds), return_inverse=True)
-    calls = KnownCalls(
-        is_viral=own.is_viral,
-        p_virus=answers.p_virus,
-        classes=classes,
-        class_names=tuple(class_names.tolist()),
-        lengths=np.zeros(len(own.is_viral), np.int64),
-    ).take(rows)
-    ranks, of_scored = np.where(calls.is_scored, calls.p_virus, -1.0), measure(calls)
-    viral, called = calls.is_viral, answers.is_called[rows]
-    has_both = bool(viral.any() and not viral.all())
+    viral, called, p_virus = own.is_viral[rows], answers.is_called[rows], answers.p_virus[rows]
+    kinds, is_scored = np.array(own.kinds)[rows], ~np.isnan(p_virus)
+    ranks, has_both = np.where(is_scored, p_virus, -1.0), bool(viral.any() and not viral.all())
+    scored = viral[is_scored]
+    counts = np.bincount(scored, minlength=2)
+    weights = 1 / counts[scored.astype(int)]
     return {
         "sequences": len(ranks),
         "viral": int(viral.sum()),
-        "scored": _mean(calls.is_scored),
+        "scored": _mean(is_scored),
         "auroc": _rounded(roc_auc_score(viral, ranks)) if has_both else None,
         "auprc": _rounded(average_precision_score(viral, ranks)) if has_both else None,
         "mcc": _rounded(matthews_corrcoef(viral, called)) if has_both else None,
         "precision": _rounded(precision_score(viral, called)) if called.any() else None,
         "recall": _rounded(recall_score(viral, called)) if viral.any() else None,
-        "ece_balanced": of_scored.ece_balanced,
-        "called_virus": {
-            calls.class_names[one]: _mean(called[calls.classes == one]) for one in np.unique(calls.classes)
-        },
+        "ece_balanced": calibration_error(p_virus[is_scored], scored, weights) if counts.all() else None,
+        "called_virus": {kind: _mean(called[kinds == kind]) for kind in np.unique(kinds).tolist()},
     }
 
 

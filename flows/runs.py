@@ -64,7 +64,7 @@ def train(
 ) -> "TrainingReport":
     """See the flow `train`; raises VirnucError."""
     from tasks.heads import publish_training
-    from virnuc_core.training.heads import HeadSettings
+    from virnuc_core.training.fit import TrainerSettings
 
     require_absolute(*itertools.filterfalse(is_url, files.paths), *filter(None, [settings.groups]), out)
     config, folder = train_config(settings), run_folder_of(out)
@@ -74,7 +74,7 @@ def train(
             files,
             out,
             config,
-            HeadSettings.of(settings),
+            TrainerSettings.of(settings),
             lanes,
             groups=settings.groups,
             force=force,

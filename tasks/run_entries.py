@@ -190,8 +190,8 @@ def _with_training(entry: Entry, root: Path) -> Entry:
         for name in ("train_loss", "validation_loss")
         if one[name] is not None
     ]
-    fitted = ("temperature", float(figures["temperature"]), 0)
-    metrics = [*entry.metrics, *_level_metrics(figures["test"], "test_"), fitted, *curves]
+    fitted = [("temperature", float(found), 0)] if (found := figures["temperature"]) else []
+    metrics = [*entry.metrics, *_level_metrics(figures["test"], "test_"), *fitted, *curves]
     if entry.figures_of is None:
         return replace(entry, metrics=metrics)
     head = RunFolder(root.resolve()).embedded

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,11 @@ _LABELLED_FILES: Final = (
     click.Option(
         ["--genbank"], multiple=True, metavar="FILE...", help="GenBank files: viral or not is in the lineage."
     ),
-    click.Option(["--labels"], metavar="TSV", help="Columns record and class, for the records of LABELLED."),
+    click.Option(
+        ["--labels"],
+        metavar="TABLE",
+        help="Columns seq_name and label or class, of the sequences in LABELLED.",
+    ),
 )
 
 
@@ -69,6 +74,7 @@ def _body(name: str) -> Callable[..., Answer]:
     if value_of("OMP_WAIT_POLICY") is None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     with without_collection():
+        _load_arrow()
         body = resolve_name(f"flows.runs:{name}")
 
     def compute(*arguments: Any) -> Answer:
@@ -76,6 +82,26 @@ def _body(name: str) -> Callable[..., Answer]:
         return Answer(report.document, report.summary)
 
     return compute
+
+
+class _WithoutPandas:
+    """Pretends for an import that pandas is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def _load_arrow() -> None:
+    """Imports pyarrow, whose first array would import pandas, which takes longer and is not needed."""
+    sys.meta_path.insert(0, _WithoutPandas)
+    try:
+        import pyarrow
+
+        pyarrow.array([])
+    finally:
+        sys.meta_path.remove(_WithoutPandas)
 
 
 @command(cli, _INPUTS, _OUT_FOLDER, settings="PredictSettings", is_run=True)

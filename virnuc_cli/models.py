@@ -106,7 +106,7 @@ def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer
 
 
 def _catalogue_text(models: list[dict[str, Any]], heads: list[dict[str, Any]]) -> str:
-    from virnuc_cli.terminal import aligned  # imports rich
+    from virnuc_cli.terminal import aligned
 
     costs: list[tuple[str, ...]] = [
         ("name", "for", "layers", "width", "parameters", "disk", "GPU fp32", "fp16", "fp8", "CPU")

@@ -6,37 +6,31 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.progress import LaneProgress, use_progress
+
+if TYPE_CHECKING:  # slow, and for terminals alone
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 OutputMode = Literal["human", "quiet", "json"]
 
 
 class LineProgress:
-    """Plain lines on stderr, for logs; with `is_silent`, none."""
+    """Plain lines, for logs."""
 
-    def __init__(self, *, is_silent: bool = False) -> None:
-        self._is_silent = is_silent
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print = print_line
         self._lock = threading.Lock()
         self._last_line: dict[int, float] = {}
 
     def stage(self, name: str) -> None:
         """Prints the stage."""
-        self._print(name)
+        self._print(f"virnuc: {name}")
 
     def lane(self, progress: LaneProgress) -> None:
         """Prints the first and last state of a lane, and others every 10 s: a line per shard would flood a log."""
@@ -46,17 +40,13 @@ class LineProgress:
             if is_due or progress.rows_done == progress.rows_total:
                 self._last_line[progress.lane] = now
                 rows = f"{progress.rows_done} of {progress.rows_total} sequences"
-                self._print(f"lane {progress.lane} on {progress.device}: {rows}")
-
-    def _print(self, text: str) -> None:
-        if not self._is_silent:
-            print(f"virnuc: {text}", file=sys.stderr, flush=True)
+                self._print(f"virnuc: lane {progress.lane} on {progress.device}: {rows}")
 
 
 class BarProgress:
     """Terminal progress bars: one for the stage, one per lane."""
 
-    def __init__(self, bars: Progress) -> None:
+    def __init__(self, bars: "Progress") -> None:
         self._bars = bars
         self._stage = bars.add_task("starting", total=None)
         self._lanes: dict[int, TaskID] = {}
@@ -77,42 +67,54 @@ class BarProgress:
         )
 
 
-def progress_bars(console: Console) -> Progress:
+def progress_bars(console: "Console") -> "Progress":
     """The bars, which go when they are done."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    from rich import progress
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
 
 
-class _ConsoleHandler(logging.Handler):
-    """Warnings of virnuc's own packages, printed above any bars."""
+class _LogHandler(logging.Handler):
+    """Warnings as lines, above any bars."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, print_line: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._console = console
+        self._print = print_line
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = f"virnuc: {record.levelname.lower()}: {record.getMessage()}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._print(f"virnuc: {record.levelname.lower()}: {record.getMessage()}")
 
 
 @contextmanager
 def terminal(mode: OutputMode) -> Iterator[None]:
-    """Shows progress and warnings of the block on stderr."""
-    console = Console(stderr=True)
-    handler = _ConsoleHandler(console)
-    loggers = [logging.getLogger(name) for name in ("virnuc_core", "tasks", "flows")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        if mode == "human" and console.is_terminal:
-            with progress_bars(console) as bars, use_progress(BarProgress(bars)):
-                yield
+    """Shows progress of the block, and warnings of virnuc's own packages, on stderr."""
+    with ExitStack() as stack:
+        print_line: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
+        if mode != "human":
+            stack.enter_context(use_progress(LineProgress(lambda _: None)))
+        elif sys.stderr and sys.stderr.isatty():
+            from rich.console import Console
+
+            console = Console(stderr=True)
+            bars = stack.enter_context(progress_bars(console))
+            stack.enter_context(use_progress(BarProgress(bars)))
+            print_line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
         else:
-            with use_progress(LineProgress(is_silent=mode != "human")):
-                yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+            stack.enter_context(use_progress(LineProgress(print_line)))
+        handler = _LogHandler(print_line)
+        for name in ("virnuc_core", "tasks", "flows"):
+            logger = logging.getLogger(name)
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
+        yield
 
 
 def show(output: OutputMode, document: Mapping[str, Any], summary: str) -> None:

@@ -46,7 +46,8 @@ from virnuc_core.specs import Alphabet
 
 if TYPE_CHECKING:  # what only a training needs is imported by its steps
     from virnuc_core.training.evaluation import Evaluation
-    from virnuc_core.training.heads import FittedHead, HeadSettings, Labelled, RecordSplit
+    from virnuc_core.training.fit import TrainerSettings
+    from virnuc_core.training.heads import FittedHead, Labelled, RecordSplit
     from virnuc_core.training.labels import LabelledFiles
 
 P = ParamSpec("P")
@@ -118,7 +119,7 @@ class Training:
     run: RunReport
     labelled: "Labelled"
     split: "RecordSplit"
-    settings: "HeadSettings"
+    settings: "TrainerSettings"
     head: "FittedHead"
 
 
@@ -212,7 +213,7 @@ def train(
     files: "LabelledFiles",
     out: str,
     config: RunConfig,
-    settings: "HeadSettings",
+    settings: "TrainerSettings",
     lanes: Lanes,
     *,
     groups: str | None = None,
@@ -248,7 +249,7 @@ def train(
         plan = _plan(folder, config, "train", lanes, steps)
         reports = _compute(folder, lanes, steps)
         fitted = steps(fit, folder, labelled, split, settings, head)
-        report = _report(steps, plan, out, reports, fitted.work)
+        report = _report(steps, plan, out, reports, fitted.work, warnings=fitted.warnings)
         steps(publish, folder, report)
     return Training(run=report, labelled=labelled, split=split, settings=settings, head=fitted)
 
@@ -295,7 +296,7 @@ def index(folder: RunFolder, inputs: Sequence[str], config: RunConfig) -> None:
     index_inputs(folder, list(inputs), chunk_rule_of(config), alphabet, frames_of(config), config.min_length)
 
 
-def divide(folder: RunFolder, labelled: "Labelled", settings: "HeadSettings") -> "RecordSplit":
+def divide(folder: RunFolder, labelled: "Labelled", settings: "TrainerSettings") -> "RecordSplit":
     """Splits the records before any computation."""
     from virnuc_core.training.heads import split_labelled
 
@@ -318,11 +319,13 @@ def classify(folder: RunFolder) -> TableCounts:
     """Classifies chunks and contigs from the scores, and writes the tables."""
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
     assert plan.head is not None
-    return write_tables(folder, store, load_planned_head(plan.head), plan.calls)
+    return write_tables(
+        folder, store, load_planned_head(plan.head), plan.calls, calibrated=plan.head.calibrated
+    )
 
 
 def fit(
-    folder: RunFolder, labelled: "Labelled", split: "RecordSplit", settings: "HeadSettings", out: Path
+    folder: RunFolder, labelled: "Labelled", split: "RecordSplit", settings: "TrainerSettings", out: Path
 ) -> "FittedHead":
     """Fits, calibrates, writes and evaluates the head."""
     from virnuc_core.training.heads import fit_head
@@ -390,6 +393,7 @@ def _report(
     lanes: Sequence[LaneReport],
     work: ShardCounters,
     counts: TableCounts | None = None,
+    warnings: tuple[str, ...] = (),
 ) -> RunReport:
     return RunReport(
         plan=plan,
@@ -402,6 +406,7 @@ def _report(
         id=steps.id,
         started=steps.started,
         labels=steps.labels,
+        warnings=warnings,
         links={**steps.links, **({"results": without_secrets(out)} if is_url(out) else {})},
     )
 

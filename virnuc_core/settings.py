@@ -207,7 +207,7 @@ class TrainSettings(TwoModelSettings):
         "VirNucPro has them",
     )
     groups: str | None = _setting(
-        None, "Table of record and group: the records of a group are not split", "none"
+        None, "Table of seq_name and group: the records of a group are not split", "none"
     )
     seed: CountFromZero = _setting(0, "Seed of the split, the weights and the draws")
     held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5)] = _setting(

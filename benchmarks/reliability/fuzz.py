@@ -34,7 +34,6 @@ from backports import zstd
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 from safetensors.torch import load_file
 
 from benchmarks.reliability.harness import (
@@ -51,6 +50,8 @@ from benchmarks.reports import RESULTS, options_of
 from virnuc_cli.main import main as virnuc
 from virnuc_core.models import catalogue
 from virnuc_core.models.hub import open_checkpoint
+
+Draw = Callable[..., Any]  # of Hypothesis: a strategy's value
 
 MEMORY_BYTES: Final = 2 << 30
 _ALLOWED: Final = ("accepted", "refused")
@@ -73,12 +74,7 @@ _VALUES: Final = st.one_of(
 )
 
 
-_SETTINGS: Final = settings(
-    phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
-
-
-def edit_bytes(draw: DrawFn, data: bytes) -> bytes:
+def edit_bytes(draw: Draw, data: bytes) -> bytes:
     """Overwrites, inserts, cuts out, moves or repeats pieces anywhere."""
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 4, 16)))):
         begin = draw(st.integers(0, len(data)))
@@ -91,7 +87,7 @@ def edit_bytes(draw: DrawFn, data: bytes) -> bytes:
     return data
 
 
-def edit_json(draw: DrawFn, data: bytes) -> bytes:
+def edit_json(draw: Draw, data: bytes) -> bytes:
     """Changes values and keys of a JSON document, or its bytes."""
     if draw(st.integers(1, 4)) == 4:
         return edit_bytes(draw, data)
@@ -113,9 +109,7 @@ def edit_json(draw: DrawFn, data: bytes) -> bytes:
 def _places(document: Any) -> list[tuple[Any, Any]]:
     keys = document.keys() if isinstance(document, dict) else range(len(document))
     own = [(document, key) for key in keys]
-    inner = (
-        _places(document[key]) for key in keys if isinstance(document[key], dict | list) and document[key]
-    )
+    inner = (_places(document[key]) for key in keys if isinstance(document[key], dict | list))
     return [*own, *chain.from_iterable(inner)]
 
 
@@ -138,15 +132,11 @@ def call(*arguments: str | Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Files in a folder of samples that are edited, one at a time, and the command that reads the edited one.
-
-    Attributes:
-        read: gives the exit code.
-    """
+    """Files in a folder of samples that are edited, one at a time, and what reads the edited one and gives the exit code."""
 
     samples: tuple[str, ...]
     read: Callable[[Path], int]
-    edit: Callable[[DrawFn, bytes], bytes] = edit_bytes
+    edit: Callable[[Draw, bytes], bytes] = edit_bytes
 
 
 def _model(path: Path) -> int:
@@ -198,19 +188,16 @@ READERS: Final[dict[str, Reader]] = {
 def make_samples(folder: Path) -> None:
     fasta = "".join(f">contig{n % 5} of a sample\n{'ACGTTGCAAC' * (7 * n)}\n" for n in range(8)).encode()
     fastq = "".join(f"@read{n}/1 x\n{'ACGTN' * 30}\n+\n{'I' * 150}\n" for n in range(8)).encode()
-    compress: dict[str, Callable[[bytes], bytes]] = {
-        "gz": gzip.compress,
-        "zst": zstd.compress,
-        "xz": lzma.compress,
-        "bz2": bz2.compress,
-    }
-    files = {
-        "in.fa": fasta,
-        "in.fq": fastq,
-        **{f"in.fa.{end}": pack(fasta) for end, pack in compress.items()},
-    }
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    pack: tuple[Callable[[bytes], bytes], ...] = (
+        bytes,
+        gzip.compress,
+        zstd.compress,
+        lzma.compress,
+        bz2.compress,
+    )
+    for suffix, packed in zip(("", ".gz", ".zst", ".xz", ".bz2"), pack, strict=True):
+        (folder / f"in.fa{suffix}").write_bytes(packed(fasta))
+    (folder / "in.fq").write_bytes(fastq)
     bundled = Path(catalogue.__file__).with_name("bundled")
     for name in ("dnabert", "esm2"):
         shutil.copytree(bundled / f"{name}_tiny", folder / name, ignore=shutil.ignore_patterns("SHA256SUMS"))
@@ -250,32 +237,29 @@ def feed(name: str, samples: Path, told: Path, number: int, seed: int, seconds: 
             signal.setitimer(signal.ITIMER_PROF, 0)
         ending = outcome.ending if outcome.ending != "completed" else "refused" if any(codes) else "accepted"
         ending, message = ("executed", "; ".join(heard)) if heard else (ending, outcome.message)
-        line = {
-            "outcome": ending,
-            "message": message,
-            "file": target,
-            "seconds": time.process_time() - started,
-        }
+        line = {"outcome": ending, "message": message, "file": target}
         with told.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({**line, "seconds": time.process_time() - started}) + "\n")
         if ending not in _ALLOWED or (is_valid and ending != "accepted"):
             raise RuntimeError(message)
 
     for target in reader.samples:
         read(target, (samples / target).read_bytes(), is_valid=True)
 
-    @st.composite
-    def edited(draw: DrawFn) -> tuple[str, bytes]:
-        target = draw(st.sampled_from(reader.samples))
-        return target, reader.edit(draw, (samples / target).read_bytes())
-
     @seeded(f"{seed} {name}")
-    @settings(_SETTINGS, max_examples=number)
-    @given(edited())
-    def draw(example: tuple[str, bytes]) -> None:
-        read(*example)
+    @settings(
+        max_examples=number,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def read_edited(drawn: st.DataObject) -> None:
+        target = drawn.draw(st.sampled_from(reader.samples))
+        read(target, reader.edit(drawn.draw, (samples / target).read_bytes()))
 
-    draw()
+    read_edited()
 
 
 def fuzz_reader(name: str, scratch: Path, number: int, seed: int, seconds: float) -> dict[str, Any]:

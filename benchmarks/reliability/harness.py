@@ -131,9 +131,8 @@ def write_contigs(path: Path, number: int) -> None:
     draw = Random(0)
     with path.open("w") as file:
         for place in range(number):
-            file.write(
-                f">contig{place % 37}\n{''.join(draw.choices('ACGT', k=draw.choice((150, 400, 900))))}\n"
-            )
+            bases = "".join(draw.choices("ACGT", k=draw.choice((150, 400, 900))))
+            file.write(f">contig{place % 37}\n{bases}\n")
 
 
 def work(contigs: Path, root: Path) -> None:

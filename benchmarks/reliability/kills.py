@@ -24,10 +24,8 @@ _STAGES: Final = ("started", "planning", "embedding", "writing tables", "ended")
 
 def stage_of(root: Path) -> str:
     folder = RunFolder(root)
-    files = (folder.frames, folder.plan, folder.embeddings, folder.report)
-    return [
-        name for name, file in zip(_STAGES, (root, *files), strict=True) if file.exists() or file == root
-    ][-1]
+    files = (root, folder.frames, folder.plan, folder.embeddings, folder.report)
+    return [name for name, file in zip(_STAGES, files, strict=True) if file.exists() or file == root][-1]
 
 
 def killed(run: SmallRun, way: str, files: int, seconds: float) -> str | None:

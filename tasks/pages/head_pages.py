@@ -150,10 +150,10 @@ def _data(training: Training) -> list[str]:
     files = [(cell(file.name), size(file.size), code(file.sha256)) for file in training.labelled.files]
     lines = [*table(("file", "size", "SHA-256"), files), ""]
     genbank = training.labelled.genbank
-    if genbank.records:
+    if genbank["records"]:
         lines += [
-            f"GenBank: {genbank.records:,} records; {genbank.left_out:,} left out, whose lineage does not say what "
-            f"they are; {genbank.prophages:,} prophages cut out of cellular records.",
+            f"GenBank: {genbank['records']:,} records; {genbank['left_out']:,} left out, whose lineage does not say what "
+            f"they are; {genbank['prophages']:,} prophages cut out of cellular records.",
             "",
         ]
     rows = []
@@ -169,13 +169,11 @@ def _data(training: Training) -> list[str]:
 
 def _training(training: Training) -> list[str]:
     settings, trained = asdict(training.settings), training.head.trained
-    rows = [
-        (name.replace("_", " "), f"{value:g}")
-        for name, value in {**settings.pop("trainer"), **settings}.items()
-    ]
+    rows = [(name.replace("_", " "), f"{value:g}") for name, value in settings.items()]
+    temperature = "not calibrated" if trained.temperature is None else f"{trained.temperature:.4f}"
     rows += [
         ("rounds until the best", ", ".join(f"{best}" for best in trained.best_epochs)),
-        ("temperature", f"{trained.temperature:.4f}"),
+        ("temperature", temperature),
     ]
     if trained.contig_temperature is not None:
         intercept, slope = trained.contig_temperature

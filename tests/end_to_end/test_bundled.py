@@ -34,7 +34,7 @@ def test_the_viral_contigs_of_the_examples_are_found(
     assert document["chunk_length"] == CHUNKS_BY_RECORD
     assert document["notes"]
 
-    labels = column(examples_dir / "labels.tsv", "contig", "label")
+    labels = column(examples_dir / "labels.tsv", "seq_name", "label")
     by_default = column(out / "virus_summary.tsv", "seq_name", "topology")
     virnuc.done("predict", examples_dir / "contigs.fa.gz", "--out", out, "--relaxed")
     calls = column(out / "contigs.tsv", "seq_name", "call")

@@ -18,8 +18,9 @@ from tests.unit.training.test_labels import made_record, write_genbank
 from virnuc_cli.main import main
 from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
-from virnuc_core.models.catalogue import HeadPurpose, read_purpose
+from virnuc_core.models.catalogue import NOT_CALIBRATED, HeadPurpose, read_purpose
 from virnuc_core.models.heads import ContigHead, load_head
+from virnuc_core.results.inspect import inspect_path
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -72,7 +73,7 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
     run = Path(f"{trained}.run")
     assert isinstance(loaded := load_head(trained), ContigHead)
     assert (loaded.in_features, loaded.spec.classes) == (2 * WIDTH, ("viral", "other"))
-    assert read_purpose(trained) == HeadPurpose(chunk_length=60, frames="longest")
+    assert read_purpose(trained) == HeadPurpose(chunk_length=60, frames="longest", calibrated=False)
     figures = json.loads((run / "training" / "figures.json").read_text())
     assert {row[4] for row in rows(run / "training" / "records.tsv")[1:]} == {"train", "validation", "test"}
     report = json.loads((run / "run.json").read_text())
@@ -86,14 +87,19 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
         *(file["sha256"] for file in report["inputs"]),
         f"| viral | {' | '.join(f'{number} ({number})' for number in viral)} | ",
         "| epochs | 3 |",
-        "| temperature | 1.0000 |",
-        "| temperature of contigs | 1.0000 + 0.0000 log(scored chunks) |",
-        "> **Warning:** The head is not calibrated: there are 3 validation records, and at least 10 are needed.",
-        "> **Warning:** The metrics are uncertain: there are only 3 test records.",
+        "| temperature | not calibrated |",
+        "Groups of validation records: 1 viral and 2 other, and at least 10 of each are needed.",
+        *(f"> **Warning:** {warning}" for warning in report["notes"]),
         "the longest stop-free stretches of chunks of 60 bp",
         auroc,
     ):
         assert said in card
+
+    assert figures["loss"]["contig"] > 0
+    assert len(report["notes"]) == 2
+    [warning] = [line for line in inspect_path(trained).summary.splitlines() if "warning" in line]
+    assert NOT_CALIBRATED in warning
+    assert trained.stat().st_mode & 0o777 == (run / "run.json").stat().st_mode & 0o777
 
     assert len(loaded.centroids)
     assert 0 < loaded.novelty_limit < 2
@@ -127,7 +133,7 @@ def test_an_evaluation_of_the_records_held_out_gives_the_figures_of_the_card_and
     test = [row[1] for row in rows(training / "records.tsv") if row[4] == "test"]
     held_out, table, out = (tmp_path / name for name in ("held_out.fa", "labels.tsv", "evaluated"))
     held_out.write_text("".join(f">{name}\n{sequences[name]}\n" for name in test))
-    table.write_text("record\tclass\n" + "".join(f"{name}\t{name.split('_')[0]}\n" for name in test))
+    table.write_text("seq_name\tclass\n" + "".join(f"{name}\t{name.split('_')[0]}\n" for name in test))
     flags = ("--labels", table, "--head", trained, "--out", out, *chosen)
     figures = virnuc.done("evaluate", held_out, *flags, "--json").document
     assert json.loads((out / "evaluation.json").read_text()) == figures
@@ -201,5 +207,5 @@ def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
     head = tmp_path / "open.safetensors"
     again = ("train", *classes, "--out", head, *chosen, *FAST)
     virnuc.done(*again, "--frames", "open")
-    assert read_purpose(head) == HeadPurpose(chunk_length=60, frames="open")
+    assert read_purpose(head) == HeadPurpose(chunk_length=60, frames="open", calibrated=False)
     virnuc.refused(4, "frames: was open, now longest", *again)

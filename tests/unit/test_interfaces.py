@@ -1,6 +1,6 @@
-"""The command line and the parameters of the deployments are interfaces: they change only on purpose.
+"""The command line, the parameters of the deployments and what users read change only on purpose.
 
-After an intended change, `python -m tests.unit.test_interfaces` rewrites both files.
+After an intended change, `python -m tests.unit.test_interfaces` rewrites the files.
 """
 
 import json
@@ -10,11 +10,13 @@ from typing import Any
 import click
 import yaml
 
+from scripts.sentences import texts
 from virnuc_cli.main import cli
 from virnuc_cli.options import RareOption, iter_commands
 
 COMMAND_LINE = Path(__file__).with_name("interfaces") / "command_line.txt"
 FLOW_PARAMETERS = Path(__file__).with_name("interfaces") / "flow_parameters.json"
+TEXTS = Path(__file__).with_name("interfaces") / "texts.txt"
 PREFECT_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
 
 
@@ -74,6 +76,11 @@ def test_the_parameters_of_the_deployments_are_frozen() -> None:
     assert flow_parameters() == json.loads(FLOW_PARAMETERS.read_text())
 
 
+def test_every_text_that_users_see_is_in_one_file() -> None:
+    assert texts().splitlines() == TEXTS.read_text(encoding="utf-8").splitlines()
+
+
 if __name__ == "__main__":
     COMMAND_LINE.write_text(command_line())
+    TEXTS.write_text(texts(), encoding="utf-8")
     FLOW_PARAMETERS.write_text(json.dumps(flow_parameters(), indent=1, sort_keys=True) + "\n")

@@ -69,11 +69,12 @@ class PlannedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedHead:
-    """A classifier head; `fingerprint` is the SHA-256 of its weights, `location` an absolute path."""
+    """A classifier head; `fingerprint` is the SHA-256 of its file, `location` an absolute path."""
 
     name: str
     fingerprint: str
     location: str
+    calibrated: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

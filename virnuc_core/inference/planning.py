@@ -25,7 +25,7 @@ from virnuc_core.inference.plan import (
 )
 from virnuc_core.inference.sharding import plan_shards
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
+from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, read_purpose, resolve_head
 from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.kernels import MIN_CAPABILITY
@@ -314,7 +314,12 @@ def plan_head(
             f"head {name} takes {head.inputs_in_words}, but {given}. Give the --head that was trained with these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
-    return PlannedHead(name=short_name, fingerprint=file_digest(path), location=str(path))
+    return PlannedHead(
+        name=short_name,
+        fingerprint=file_digest(path),
+        location=str(path),
+        calibrated=read_purpose(path).calibrated,
+    )
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:

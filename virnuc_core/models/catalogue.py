@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -25,6 +25,7 @@ from virnuc_core.specs import (
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for
+NOT_CALIBRATED: Final = "is not calibrated: its scores rank sequences, but are no probabilities"
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 _BUNDLED: Final = Path(__file__).parent / "bundled"
 
@@ -119,10 +120,12 @@ class HeadPurpose:
     Attributes:
         chunk_length: in bp; None if it is not stated.
         frames: what it scores of a chunk.
+        calibrated: whether its scores are meant to be probabilities.
     """
 
     chunk_length: Annotated[int, Field(ge=1)] | None = None
     frames: FrameRule = "open"
+    calibrated: bool = True
 
 
 def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
@@ -181,10 +184,12 @@ def _purpose_of(config: RunConfig) -> HeadPurpose:
 def frames_of(config: RunConfig) -> FrameRule:
     """What a run embeds of its chunks; raises as `require_head`."""
     frames = config.frames or _purpose_of(config).frames
-    if (config.fdr or config.prior) and not FRAME_KINDS[frames].is_calibrated:
+    is_calibrated = FRAME_KINDS[frames].is_calibrated and _purpose_of(config).calibrated
+    if (config.fdr or config.prior) and not is_calibrated:
         raise UsageError(
             f"--fdr and --prior need calibrated scores of contigs, and {Path(head_of(config)).name} gives none: it is a head for the "
-            "open reading frames of chunks. Leave them out, or use a head of `virnuc train --frames longest`."
+            "open reading frames of chunks, or one that is not calibrated (see `virnuc inspect`). Leave them out, or use a calibrated "
+            "head of `virnuc train --frames longest`."
         )
     return frames
 
@@ -274,7 +279,8 @@ def read_purpose(path: Path) -> HeadPurpose:
     """
     try:
         facts = read_facts(path)
-        return from_json(HeadPurpose, {key: facts[key] for key in ("chunk_length", "frames") if key in facts})
+        names = [field.name for field in fields(HeadPurpose)]
+        return from_json(HeadPurpose, {name: facts[name] for name in names if name in facts})
     except ValueError as error:
         raise CheckpointError(
             f"{path} does not say properly what it was trained for: {error}. Make it again with virnuc train."

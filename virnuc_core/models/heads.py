@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -545,7 +545,8 @@ def save_head(head: Head, path: Path, facts: Mapping[str, Any] | None = None) ->
     stated = {**(facts or {}), **head.facts}
     metadata = {HEAD_METADATA: json.dumps(stated, sort_keys=True)} if stated else None
     with atomic_path(path) as temporary:
-        save_file(state, temporary, metadata=metadata)
+        # Not with save_file, whose files are for their owner alone.
+        temporary.write_bytes(save(state, metadata))
 
 
 def _probabilities(margin: Tensor) -> Float64:

@@ -13,6 +13,7 @@ from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, Mi
 from virnuc_core.files import file_digest
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
+from virnuc_core.models.catalogue import NOT_CALIBRATED, read_purpose
 from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
@@ -223,6 +224,8 @@ def _read_head(path: Path) -> Facts:
     yield "takes", head.inputs_in_words
     if head.classes:
         yield "classes", ", ".join(head.classes)
+    if not read_purpose(path).calibrated:
+        yield "warning", f"it {NOT_CALIBRATED}"
     yield "fingerprint", file_digest(path)
 
 

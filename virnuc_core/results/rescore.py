@@ -70,7 +70,9 @@ def score_run(run: Path, head: str, out: Path) -> RunReport:
             raise MismatchError(f"{out} holds another run: choose another --out.")
         _write_shards(folder, plan, store, file, matrices)
         work = aggregate(folder, plan, store)
-        counts = write_tables(folder, store, load_planned_head(new_head), plan.calls)
+        counts = write_tables(
+            folder, store, load_planned_head(new_head), plan.calls, calibrated=new_head.calibrated
+        )
         report = RunReport(plan=plan, out=str(out), counts=counts, work=work, lanes=(), seconds={}, links={})
         write_report(folder.report, report)
     return report

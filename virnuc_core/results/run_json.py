@@ -13,7 +13,7 @@ from virnuc_core.files import file_digest, parse_object, write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
-from virnuc_core.models.catalogue import CATALOGUE
+from virnuc_core.models.catalogue import CATALOGUE, NOT_CALIBRATED
 from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
@@ -39,6 +39,7 @@ class RunReport:
         id: of this attempt; a record of it elsewhere is found by it.
         started: start of this attempt, in Unix seconds.
         labels: what else to record of it, by name.
+        warnings: of a training, about the head.
     """
 
     plan: RunPlan
@@ -52,6 +53,7 @@ class RunReport:
     id: str = ""
     started: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def num_computed(self) -> int:
@@ -67,7 +69,10 @@ class RunReport:
             "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
             "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
         )
-        return (*([note] if is_bundled and self.counts else []), *self._caveats, *self.plan.warnings)
+        notes = [note] if is_bundled and self.counts else []
+        if self.plan.head and not self.plan.head.calibrated:
+            notes.append(f"{self.plan.head.name} {NOT_CALIBRATED}")
+        return (*notes, *self._caveats, *self.plan.warnings, *self.warnings)
 
     @property
     def _caveats(self) -> Iterator[str]:

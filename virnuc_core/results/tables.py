@@ -133,6 +133,8 @@ def write_tables(
     head: "Head",
     rule: CallRule,
     block_chunks: int = 1 << 15,
+    *,
+    calibrated: bool = True,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
@@ -145,6 +147,7 @@ def write_tables(
         head: its head.
         rule: how contigs are called.
         block_chunks: chunks that are scored at a time.
+        calibrated: False if the head says that its scores are no probabilities.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -164,7 +167,10 @@ def write_tables(
                 for piece in pieces:
                     write[path](piece)
             blocks.append(block)
-    counts, sample = _write_contigs(folder, store, head, rule, blocks)
+    scores = [sample_scores(block.contigs, block.candidates) for block in blocks]
+    is_calibrated = calibrated and FRAME_KINDS[head.frames].is_calibrated
+    mixture = Mixture.of(np.concatenate([np.empty(0), *scores]), rule.prior) if is_calibrated else None
+    counts, sample = _write_contigs(folder, store, head, rule, blocks, mixture)
     _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
     return TableCounts(
         records=store.num_records,
@@ -183,13 +189,14 @@ def write_tables(
 
 
 def _write_contigs(
-    folder: RunFolder, store: FrameStore, head: "Head", rule: CallRule, blocks: Sequence[_Block]
+    folder: RunFolder,
+    store: FrameStore,
+    head: "Head",
+    rule: CallRule,
+    blocks: Sequence[_Block],
+    mixture: Mixture | None,
 ) -> tuple[Counter[str], SampleCalls | None]:
     """Calls all contigs, and writes the files of contigs and viral sequences; gives how many there are of each call."""
-    scores = np.concatenate(
-        [np.empty(0), *(sample_scores(block.contigs, block.candidates) for block in blocks)]
-    )
-    mixture = Mixture.of(scores, rule.prior) if FRAME_KINDS[head.frames].is_calibrated else None
     threshold = mixture.threshold(rule) if mixture else (rule.threshold or BALANCED)
     counts: Counter[str] = Counter()
     called: list[float] = []

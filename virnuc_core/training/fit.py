@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from virnuc_core.models.heads import (
     MLPClassifier,
     fixed_threads,
 )
+from virnuc_core.settings import TrainSettings
 from virnuc_core.training.contigs import (
     ContigBatch,
     ContigSampler,
@@ -42,10 +43,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
-    """Everything that decides the fit, apart from the vectors.
+    """Everything that decides a head, apart from the vectors.
 
     Attributes:
-        seed: of weights, dropout and sampling.
+        seed: of the split, weights, dropout and sampling.
+        held_out: share of the groups of each class for validation, and again for the test.
+        group_power: see `sample_weights`.
+        most_frames: approximate upper bound on the frames used for training.
         members: ensemble size of an MLPClassifier: heads of 512 hidden units, fitted from different seeds and merged into one that
             gives the mean of their logits.
         epochs: at most; an epoch samples as many frames as there are.
@@ -56,12 +60,22 @@ class TrainerSettings:
     """
 
     seed: int = 0
+    held_out: float = 0.1
+    group_power: float = 0.6
+    most_frames: int = 200_000
     members: int = 2
     epochs: int = 20
     patience: int = 5
     batch_frames: int = 256
     learning_rate: float = 1e-3
     weight_decay: float = 0.5
+
+    @classmethod
+    def of(cls, given: TrainSettings) -> Self:
+        """Those of a training; a contig head is one network, of which the weights decay less."""
+        names = ("seed", "held_out", "group_power", "most_frames", "members", "epochs")
+        settings = cls(**{name: getattr(given, name) for name in names})
+        return settings if given.frames == "open" else replace(settings, members=1, weight_decay=0.1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +85,13 @@ class LabelledVectors:
     features: Float32
     is_viral: Bool
     weights: Float64
+
+
+def vectors_of(runs: LabelledRuns) -> LabelledVectors:
+    """The rows of runs, which share the weights of their runs."""
+    run_of_row = np.repeat(runs.chunk_run, np.diff(runs.first_row))
+    weights = (runs.weights / np.bincount(run_of_row))[run_of_row]
+    return LabelledVectors(features=runs.features, is_viral=(runs.classes == 0)[run_of_row], weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,31 +112,25 @@ class TrainedHead:
     """A head in evaluation mode, that takes features as the models give them.
 
     Attributes:
-        temperature: of frames and chunks; part of the head, 1 if it is not calibrated.
+        temperature: of frames and chunks; part of the head. None if it is not calibrated.
         best_epochs: the epoch that each member's weights come from.
-        contig_temperature: intercept and slope over the logarithm of the number of chunks; None for an MLPClassifier.
+        contig_temperature: intercept and slope over the logarithm of the number of chunks; None for an MLPClassifier, too.
     """
 
     head: Head
-    temperature: float
+    temperature: float | None
     history: tuple[Epoch, ...]
     best_epochs: tuple[int, ...]
     contig_temperature: tuple[float, float] | None = None
-
-    @property
-    def is_at_bounds(self) -> bool:
-        """Whether the calibration ended at a limit of the temperature, and not at the best one."""
-        least, most = TEMPERATURE_BOUNDS
-        intercept, slope = self.contig_temperature or (1.0, 0.0)
-        return any(not 1.001 * least < t < 0.999 * most for t in (self.temperature, intercept)) or (
-            abs(slope) > 0.999 * most
-        )
 
 
 def train_head(
     train: LabelledVectors, validation: LabelledVectors, settings: TrainerSettings, *, calibrate: bool
 ) -> TrainedHead:
-    """Fits an MLPClassifier with early stopping, and calibrates it, both on the validation frames."""
+    """Fits an MLPClassifier with early stopping, and calibrates it, both on the validation frames.
+
+    Where the best temperature is beyond its bounds, the head is not calibrated.
+    """
     mean, scale = train.features.mean(0), train.features.std(0) + np.float32(1e-6)
     inputs, held_out = (
         replace(part, features=(part.features - mean) / scale) for part in (train, validation)
@@ -125,11 +140,13 @@ def train_head(
         head = _merge([member for member, _, _ in fitted])
         _fold_in(head, torch.from_numpy(mean), torch.from_numpy(scale))
         head.eval().requires_grad_(False)
-        temperature = 1.0
+        temperature = None
         if calibrate:
             margins = margins_of(head, torch.from_numpy(validation.features))
-            temperature = fit_temperature(margins, validation.is_viral, validation.weights)
-            apply_temperature(head, temperature)
+            found = fit_temperature(margins, validation.is_viral, validation.weights)
+            if is_within_bounds(found):
+                temperature = found
+                apply_temperature(head, temperature)
     return TrainedHead(
         head=head,
         temperature=temperature,
@@ -146,15 +163,15 @@ def train_contig_head(
     *,
     calibrate: bool,
 ) -> TrainedHead:
-    """Fits a ContigHead with early stopping, and calibrates it, both on the validation runs; `settings.members` has no meaning."""
+    """As `train_head`, of a ContigHead and runs; `settings.members` has no meaning."""
     # An epoch of few frames is longer, or there would be too few steps in all.
     steps = max(40, math.ceil(len(train.features) / settings.batch_frames))
     scale = settings.batch_frames / 1024  # at scale 1, a batch has about 512 chunks of two rows
     sampler = ContigSampler(train.first_chunk, train.weights, train.classes < spec.num_virus)
     features, sizes = torch.from_numpy(train.features), torch.from_numpy(train.sizes)
 
-    def draw() -> list[tuple[ContigBatch, int]]:
-        return [(batch, 1) for batch in itertools.islice(batches, steps)]
+    def draw() -> list[ContigBatch]:
+        return list(itertools.islice(batches, steps))
 
     def loss(batch: ContigBatch) -> Tensor:
         codes = _codes(head, features[batch.rows], sizes[batch.rows])
@@ -175,14 +192,13 @@ def train_contig_head(
         history, best = _fit(
             head, optimizer, settings, 0, draw, loss, lambda: held_out.loss(head), max_norm=1.0
         )
-        if calibrate:
-            held_out.calibrate(head)
+        is_calibrated = calibrate and held_out.calibrate(head)
     head.requires_grad_(False)
     intercept, slope = head.contig_temperature.tolist()
     return TrainedHead(
         head=head,
-        temperature=float(head.chunk_temperature),
-        contig_temperature=(intercept, slope),
+        temperature=float(head.chunk_temperature) if is_calibrated else None,
+        contig_temperature=(intercept, slope) if is_calibrated else None,
         history=tuple(history),
         best_epochs=(best,),
     )
@@ -193,21 +209,21 @@ def _fit(
     optimizer: torch.optim.Optimizer,
     settings: TrainerSettings,
     member: int,
-    draw: Callable[[], list[tuple[Batch, int]]],
+    draw: Callable[[], list[Batch]],
     loss_of: Callable[[Batch], Tensor],
     held_out_loss: Callable[[], float],
     max_norm: float = math.inf,
 ) -> tuple[list[Epoch], int]:
     """Fits a head until `held_out_loss` stops falling; gives the epochs, and the one that the weights come from.
 
-    `draw` gives the batches of an epoch with their weights in its mean loss.
+    `draw` gives the batches of an epoch.
     """
     history: list[Epoch] = []
     best, best_loss, best_state = 0, math.inf, deepcopy(head.state_dict())
     for epoch in range(1, settings.epochs + 1):
         head.train()
         batches, total = draw(), 0.0
-        for step, (batch, weight) in enumerate(batches):
+        for step, batch in enumerate(batches):
             done = (epoch - 1 + step / len(batches)) / settings.epochs
             warm_up, decay = min(1.0, 10 * done + 0.05), 0.5 * (1 + math.cos(math.pi * done))
             for group in optimizer.param_groups:
@@ -217,9 +233,9 @@ def _fit(
             loss.backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), max_norm)
             optimizer.step()
-            total += loss.item() * weight
+            total += loss.item()
         head.eval()
-        mean, held_out = total / max(1, sum(weight for _, weight in batches)), held_out_loss()
+        mean, held_out = total / max(1, len(batches)), held_out_loss()
         history.append(Epoch(member=member, epoch=epoch, train_loss=mean, validation_loss=held_out))
         _log.info("epoch %d: loss %.4f, validation loss %s", epoch, mean, held_out)
         if held_out < best_loss - 1e-4:
@@ -247,10 +263,10 @@ def _fit_member(
 ) -> tuple[MLPClassifier, list[Epoch], int]:
     features, targets = torch.from_numpy(train.features), torch.from_numpy(train.is_viral.astype(np.int64))
 
-    def draw() -> list[tuple[Tensor, int]]:
+    def draw() -> list[Tensor]:
         sampled = torch.from_numpy(rng.choice(len(targets), len(targets), p=train.weights))
         # Batch norm needs more than one frame.
-        return [(rows, len(rows)) for rows in sampled.split(settings.batch_frames) if len(rows) > 1]
+        return [rows for rows in sampled.split(settings.batch_frames) if len(rows) > 1]
 
     def loss(rows: Tensor) -> Tensor:
         return functional.cross_entropy(head(features[rows]), targets[rows])
@@ -310,6 +326,12 @@ def fit_temperature(margins: Float64, is_viral: Bool, weights: Float64) -> float
     return float(np.exp(found.x))
 
 
+def is_within_bounds(*temperatures: float, slope: float = 0.0) -> bool:
+    """Whether temperatures, the last of contigs with its slope, are the best ones, and not limits of the search."""
+    least, most = TEMPERATURE_BOUNDS
+    return all(1.001 * least < t < 0.999 * most for t in temperatures) and abs(slope) < 0.999 * most
+
+
 def fit_contig_temperature(
     margins: Float64, is_viral: Bool, weights: Float64, num_chunks: Float64 | Int64
 ) -> Float64:
@@ -367,14 +389,19 @@ class _HeldOut:
         contigs = cross_entropy(whole, self.batch.contig_class < head.spec.num_virus, self.contig_weights)
         return (chunks + contigs) / 2
 
-    def calibrate(self, head: ContigHead) -> None:
-        alone, context, whole = self.margins(head)
+    def calibrate(self, head: ContigHead) -> bool:
+        """Sets all temperatures, or none if one is beyond its bounds; whether they are set."""
+        margins = self.margins(head)
         is_viral = self.batch.chunk_class < head.spec.num_virus
-        head.chunk_temperature.fill_(fit_temperature(alone, is_viral, self.chunk_weights))
-        head.context_temperature.fill_(fit_temperature(context, is_viral, self.chunk_weights))
+        alone, context = (fit_temperature(one, is_viral, self.chunk_weights) for one in margins[:2])
         is_viral, num_chunks = self.batch.contig_class < head.spec.num_virus, np.bincount(self.batch.contig)
-        found = fit_contig_temperature(whole, is_viral, self.contig_weights, num_chunks)
-        head.contig_temperature.copy_(torch.from_numpy(found))
+        intercept, slope = fit_contig_temperature(margins[2], is_viral, self.contig_weights, num_chunks)
+        if not is_within_bounds(alone, context, intercept, slope=slope):
+            return False
+        head.chunk_temperature.fill_(alone)
+        head.context_temperature.fill_(context)
+        head.contig_temperature.copy_(torch.tensor([intercept, slope]))
+        return True
 
 
 def _codes(head: ContigHead, features: Tensor, sizes: Tensor) -> Tensor:

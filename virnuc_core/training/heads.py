@@ -2,39 +2,39 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import Float32, Float64, Int64, offsets_of
+from virnuc_core.columns import Bool, Float32, Int64, offsets_of
 from virnuc_core.errors import InputError
 from virnuc_core.files import file_digest, make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
+from virnuc_core.models.catalogue import NOT_CALIBRATED
 from virnuc_core.models.heads import ContigHead, Head, HeadSpec, load_head, save_head
 from virnuc_core.models.scores import ScoredRows
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
-from virnuc_core.settings import TrainSettings
 from virnuc_core.specs import InputFile
 from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights, embed_pieces, fit_novelty
 from virnuc_core.training.fit import (
-    LabelledVectors,
     TrainedHead,
     TrainerSettings,
     train_contig_head,
     train_head,
+    vectors_of,
 )
 from virnuc_core.training.labels import (
-    GenBankCounts,
+    OTHER,
+    VIRAL,
     LabelledFiles,
     RecordTable,
     open_sources,
@@ -50,13 +50,10 @@ from virnuc_core.training.split import (
     kept_share,
     sample_weights,
     split_records,
-    subsample,
 )
 
-# Validation records; with fewer, a head keeps its scores as they are.
+# Groups of each kind in the validation part; with fewer, a head keeps its scores as they are.
 LEAST_TO_CALIBRATE: Final = 10
-
-Data = TypeVar("Data", LabelledVectors, LabelledRuns)
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +64,6 @@ class PartCounts:
 
     part: str
     class_name: str
-    is_viral: bool
     records: int
     groups: int
     frames: int
@@ -80,50 +76,41 @@ class Labelled:
     files: tuple[InputFile, ...]
     paths: tuple[str, ...]
     table: RecordTable
-    genbank: GenBankCounts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadSettings:
-    """Everything that decides a head, apart from the vectors.
-
-    Attributes:
-        held_out: share of the groups of each class for validation, and again for the test.
-        group_power: see `sample_weights`.
-        most_frames: approximate upper bound on the frames used for training.
-    """
-
-    trainer: TrainerSettings
-    held_out: float
-    group_power: float
-    most_frames: int
-
-    @classmethod
-    def of(cls, settings: TrainSettings) -> "HeadSettings":
-        """Those of a training; a contig head is one network, of which the weights decay."""
-        fit: dict[str, Any] = (
-            {"members": settings.members}
-            if settings.frames == "open"
-            else {"members": 1, "weight_decay": 0.1}
-        )
-        return cls(
-            trainer=TrainerSettings(seed=settings.seed, epochs=settings.epochs, **fit),
-            held_out=settings.held_out,
-            group_power=settings.group_power,
-            most_frames=settings.most_frames,
-        )
+    genbank: Counter[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSplit:
-    """Assignment of records to parts: `part`, int8 (R,), indexes `PARTS`; `counts` has one entry per part and class."""
+    """Assignment of records to parts.
+
+    Attributes:
+        part: int8 (R,), indexes `PARTS`.
+        counts: one entry per part and class.
+        validation_groups: groups of usable viral records, and of others, to calibrate a head with.
+        test_groups: the same, to measure it with.
+    """
 
     part: npt.NDArray[np.int8]
     counts: tuple[PartCounts, ...]
+    validation_groups: tuple[int, int]
+    test_groups: tuple[int, int]
 
-    def records(self, part: int) -> int:
-        """Usable records of a part."""
-        return sum(one.records for one in self.counts if one.part == PARTS[part])
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about what the scores and figures of a head will not be good for."""
+        few, found = 30, []
+        advice = "Give more records that are not alike, or a larger --held-out."
+        groups = "Groups of {} records: {} viral and {} other".format
+        if (fewest := min(self.validation_groups)) < few:
+            there_are = groups("validation", *self.validation_groups)
+            found.append(
+                f"The head {NOT_CALIBRATED}. {there_are}, and at least {LEAST_TO_CALIBRATE} of each are needed. {advice}"
+                if fewest < LEAST_TO_CALIBRATE
+                else f"The calibration is uncertain. {there_are}. {advice}"
+            )
+        if min(self.test_groups) < few:
+            found.append(f"The metrics are uncertain. {groups('test', *self.test_groups)}. {advice}")
+        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,17 +143,6 @@ class TrainingData:
     table: RecordTable
     part: npt.NDArray[np.int8]
 
-    def frames_of(self, part: int, group_power: float) -> tuple[Int64, Int64, Float64]:
-        """Rows of the frames of a part, their records (rows of the table), and their sampling probabilities, all (n,)."""
-        records = record_of_frames(self.store)
-        rows = np.flatnonzero(self.part[records] == part)
-        own = records[rows]
-        return rows, own, sample_weights(self.table.is_viral[own], self.table.groups[own], group_power)
-
-
-# Samples a part: ascending rows of the frame store (n,), and what makes the data from their features (n, D).
-Sampler = Callable[[TrainingData, int, HeadSettings, np.random.Generator], tuple[Int64, Callable[..., Data]]]
-
 
 def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *, kinship: bool) -> Labelled:
     """Reads every labelled record once.
@@ -176,16 +152,11 @@ def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *
     sources, genbank = open_sources(files, folder.sequences)
     own_groups = read_table(groups, "group") if groups else {}
     table = read_records(sources, own_groups, kinship=kinship)
-    given = (*files.viral, *files.other, *files.genbank, *files.labelled)
-    return Labelled(
-        files=tuple(map(input_digest, given)),
-        paths=tuple(sources),
-        table=table,
-        genbank=genbank,
-    )
+    digests = tuple(map(input_digest, files.sequences))
+    return Labelled(files=digests, paths=tuple(sources), table=table, genbank=genbank)
 
 
-def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings) -> RecordSplit:
+def split_labelled(folder: RunFolder, table: RecordTable, settings: TrainerSettings) -> RecordSplit:
     """Splits the records, before anything is computed for them, and writes records.tsv."""
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0:
@@ -197,48 +168,74 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
         raise InputError(f"no record has {nothing[store.meta.frames]}")
     num_frames = np.bincount(record_of_frames(store), minlength=len(table.names))
     is_usable = num_frames > 0
-    part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.trainer.seed)
+    part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.seed)
     make_folder(folder.training)
-    lines = ["record\tid\tclass\tgroup\tpart"]
-    for number, name in zip(
-        store.record_number.tolist(), store.record_names(0, store.num_records), strict=True
-    ):
+    write_text(folder.training / "records.tsv", _records_table(store, table, part))
+
+    def count(part_number: int, class_name: str, of_class: Bool) -> PartCounts:
+        own = (part == part_number) & of_class & is_usable
+        return PartCounts(
+            part=PARTS[part_number],
+            class_name=class_name,
+            records=int(own.sum()),
+            groups=len(np.unique(table.groups[own])),
+            frames=int(num_frames[own].sum()),
+        )
+
+    def count_groups(part_number: int) -> tuple[int, int]:
+        kinds = ((VIRAL, table.is_viral), (OTHER, ~table.is_viral))
+        viral, other = (count(part_number, *kind).groups for kind in kinds)
+        return viral, other
+
+    split = RecordSplit(
+        part=part,
+        counts=tuple(
+            count(part_number, name, table.classes == class_number)
+            for part_number in (TRAIN, VALIDATION, TEST)
+            for class_number, name in enumerate(table.class_names)
+        ),
+        validation_groups=count_groups(VALIDATION),
+        test_groups=count_groups(TEST),
+    )
+    for warning in split.warnings:
+        _log.warning(warning)
+    return split
+
+
+def _records_table(store: FrameStore, table: RecordTable, part: npt.NDArray[np.int8]) -> str:
+    lines = ["record\tseq_name\tclass\tgroup\tpart"]
+    names = store.record_names(0, store.num_records)
+    for number, name in zip(store.record_number.tolist(), names, strict=True):
         class_name = table.class_names[table.classes[number - 1]]
         lines.append(f"{number}\t{name}\t{class_name}\t{table.groups[number - 1]}\t{PARTS[part[number - 1]]}")
-    write_text(folder.training / "records.tsv", "\n".join(lines) + "\n")
-    counts = []
-    for part_number, part_name in enumerate(PARTS):
-        for class_number, class_name in enumerate(table.class_names):
-            own = (part == part_number) & (table.classes == class_number) & is_usable
-            counts.append(
-                PartCounts(
-                    part=part_name,
-                    class_name=class_name,
-                    is_viral=class_number == 0,
-                    records=int(own.sum()),
-                    groups=len(np.unique(table.groups[own])),
-                    frames=int(num_frames[own].sum()),
-                )
-            )
-    return RecordSplit(part=part, counts=tuple(counts))
+    return "\n".join(lines) + "\n"
 
 
 def fit_head(
-    folder: RunFolder, table: RecordTable, split: RecordSplit, settings: HeadSettings, out: Path
+    folder: RunFolder, table: RecordTable, split: RecordSplit, settings: TrainerSettings, out: Path
 ) -> FittedHead:
     """Fits, calibrates, writes and measures a head."""
     data = TrainingData(folder, read_plan(folder.plan), FrameStore.open(folder.frames), table, split.part)
-    fit = {"open": _fit_classifier, "longest": _fit_contig_head}[data.plan.frames]
-    trained, work = fit(data, settings, calibrate=split.records(VALIDATION) >= LEAST_TO_CALIBRATE)
+    [train, validation], work = read_samples(data, settings)
+    calibrate = min(split.validation_groups) >= LEAST_TO_CALIBRATE
+    if data.plan.frames == "open":
+        trained = train_head(vectors_of(train), vectors_of(validation), settings, calibrate=calibrate)
+    else:
+        trained = _fit_contig_head(data, train, validation, settings, calibrate=calibrate)
+    warnings = split.warnings
+    if calibrate and trained.temperature is None:
+        warnings += (
+            f"The head {NOT_CALIBRATED}. It tells all validation records apart, or hardly any, so that no temperature is best. "
+            "Give records that are more varied.",
+        )
+        _log.warning(warnings[-1])
     fitted: dict[str, Any] = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}
-    if trained.contig_temperature is not None:
+    if data.plan.frames == "longest":
         fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
-    save_head(trained.head, out, {**_facts(data.plan), "settings": asdict(settings), **fitted})
+    stated = {**_facts(data.plan), "calibrated": trained.temperature is not None}
+    save_head(trained.head, out, {**stated, "settings": asdict(settings), **fitted})
     calls = calls_of_test_records(data, load_head(out))
     levels = {level: measure(known) for level, known in calls.items()}
-    warnings = _warnings(split, trained)
-    for warning in warnings:
-        _log.warning("%s", warning)
     document = {
         "settings": asdict(settings),
         "parts": [asdict(one) for one in split.counts],
@@ -259,28 +256,6 @@ def fit_head(
     )
 
 
-def _warnings(split: RecordSplit, trained: TrainedHead) -> tuple[str, ...]:
-    validation, test, few, found = split.records(VALIDATION), split.records(TEST), 30, []
-    advice = "Give more records, or a larger --held-out."
-    if validation < LEAST_TO_CALIBRATE:
-        found.append(
-            f"The head is not calibrated: there are {validation} validation records, and at least {LEAST_TO_CALIBRATE} are "
-            f"needed. Its scores rank sequences, but are not probabilities. {advice}"
-        )
-    elif validation < few:
-        found.append(
-            f"The calibration is uncertain: there are only {validation} validation records. {advice}"
-        )
-    if test < few:
-        found.append(f"The metrics are uncertain: there are only {test} test records. {advice}")
-    if trained.is_at_bounds:
-        found.append(
-            "The calibration reached its limits: the validation records are all told apart, or hardly any are. Scores of "
-            "other sequences are not probabilities. Give records that are more varied."
-        )
-    return tuple(found)
-
-
 def _facts(plan: RunPlan) -> dict[str, Any]:
     return {
         "virnuc_version": plan.virnuc_version,
@@ -299,27 +274,23 @@ def _facts(plan: RunPlan) -> dict[str, Any]:
     }
 
 
-def _fit_classifier(
-    data: TrainingData, settings: HeadSettings, *, calibrate: bool
-) -> tuple[TrainedHead, ShardCounters]:
-    [train, validation], work = read_samples(data, settings, sample_frames)
-    return train_head(train, validation, settings.trainer, calibrate=calibrate), work
-
-
 def _fit_contig_head(
-    data: TrainingData, settings: HeadSettings, *, calibrate: bool
-) -> tuple[TrainedHead, ShardCounters]:
-    seed = settings.trainer.seed
-    [train, validation], work = read_samples(data, settings, sample_runs)
+    data: TrainingData,
+    train: LabelledRuns,
+    validation: LabelledRuns,
+    settings: TrainerSettings,
+    *,
+    calibrate: bool,
+) -> TrainedHead:
     dna_width, protein_width = (model.spec.embedding_dim for model in data.plan.models)
     classes = data.table.class_names
     spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=classes, num_virus=1)
-    trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=calibrate)
+    trained = train_contig_head(train, validation, spec, settings, calibrate=calibrate)
     assert isinstance(trained.head, ContigHead)
-    own, _ = embed_pieces(trained.head, train, seed)
-    held_out, run = embed_pieces(trained.head, validation, seed)
-    fit_novelty(trained.head, own, held_out, validation.records[run], seed)
-    return trained, work
+    own, _ = embed_pieces(trained.head, train, settings.seed)
+    held_out, run = embed_pieces(trained.head, validation, settings.seed)
+    fit_novelty(trained.head, own, held_out, validation.records[run], settings.seed)
+    return trained
 
 
 def calls_of_test_records(data: TrainingData, head: Head) -> dict[str, KnownCalls]:
@@ -352,25 +323,22 @@ def record_of_frames(store: FrameStore) -> Int64:
     return np.asarray(store.record_number[store.chunk_record[store.frame_chunk]] - 1)
 
 
-def sample_frames(
-    data: TrainingData, part: int, settings: HeadSettings, rng: np.random.Generator
-) -> tuple[Int64, Callable[..., LabelledVectors]]:
-    """Samples about `most_frames` frames of a part; see `Sampler`."""
-    rows, records, weights = data.frames_of(part, settings.group_power)
-    left, weights = subsample(weights, settings.most_frames, rng)
-    is_viral = data.table.is_viral[records[left]]
-    return rows[left], partial(LabelledVectors, is_viral=is_viral, weights=weights)
-
-
 def sample_runs(
     data: TrainingData,
     part: int,
-    settings: HeadSettings,
+    settings: TrainerSettings,
     rng: np.random.Generator,
     most_chunks: int = MOST_CHUNKS,
-) -> tuple[Int64, Callable[..., LabelledRuns]]:
-    """Samples runs of up to `most_chunks` consecutive chunks with a row, about `most_frames` frames in all; see `Sampler`."""
-    rows, own, weights = data.frames_of(part, settings.group_power)
+) -> tuple[Int64, LabelledRuns]:
+    """Samples runs of up to `most_chunks` consecutive chunks with a row, about `most_frames` frames of a part in all.
+
+    Returns:
+        Ascending rows of the frame store, int64 (n,), and the runs of these, whose features are still to be filled in.
+    """
+    table, records = data.table, record_of_frames(data.store)
+    rows = np.flatnonzero(data.part[records] == part)
+    own = records[rows]
+    weights = sample_weights(table.is_viral[own], table.groups[own], settings.group_power)
     chunk_begins = np.flatnonzero(np.diff(data.store.frame_chunk[rows], prepend=-1))
     chunk_record = own[chunk_begins]
     record_begins = np.flatnonzero(np.diff(chunk_record, prepend=-1))
@@ -386,36 +354,32 @@ def sample_runs(
     is_kept_chunk = np.repeat(is_kept, chunk_counts)
     row_counts = np.diff(chunk_begins, append=len(rows))
     kept = rows[np.repeat(is_kept_chunk, row_counts)]
-    records = chunk_record[run_begins[is_kept]]
-    return kept, partial(
-        LabelledRuns,
+    kept_records = chunk_record[run_begins[is_kept]]
+    width = sum(model.spec.embedding_dim for model in data.plan.models)
+    return kept, LabelledRuns(
+        features=np.empty((len(kept), width), np.float32),
         sizes=data.store.sizes(kept),
         first_row=offsets_of(row_counts[is_kept_chunk]),
         first_chunk=offsets_of(chunk_counts[is_kept]),
-        records=records,
-        classes=data.table.classes[records],
-        groups=data.table.groups[records],
+        records=kept_records,
+        classes=table.classes[kept_records],
+        groups=table.groups[kept_records],
         weights=run_weights[is_kept] / run_weights[is_kept].sum(),
     )
 
 
-def read_samples(
-    data: TrainingData, settings: HeadSettings, sample: Sampler[Data]
-) -> tuple[list[Data], ShardCounters]:
-    """Samples of the training and of the validation records with their features, and the work of the run, from one pass over it."""
-    rng = np.random.default_rng(settings.trainer.seed)
-    sampled = [sample(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
-    width = sum(model.spec.embedding_dim for model in data.plan.models)
-    features = [np.empty((len(rows), width), np.float32) for rows, _ in sampled]
+def read_samples(data: TrainingData, settings: TrainerSettings) -> tuple[list[LabelledRuns], ShardCounters]:
+    """Samples of the training and of the validation records, and the work of the run, from one pass over it."""
+    rng = np.random.default_rng(settings.seed)
+    sampled = [sample_runs(data, part, settings, rng) for part in (TRAIN, VALIDATION)]
     counters = []
     for shard, result in iter_shard_results(data.folder, data.plan):
         vectors = _features(result)
-        for (rows, _), filled in zip(sampled, features, strict=True):
+        for rows, runs in sampled:
             begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
-            filled[begin:end] = vectors[rows[begin:end] - shard.begin]
+            runs.features[begin:end] = vectors[rows[begin:end] - shard.begin]
         counters.append(result.counters)
-    made = [make(features=filled) for (_, make), filled in zip(sampled, features, strict=True)]
-    return made, sum_counters(counters)
+    return [runs for _, runs in sampled], sum_counters(counters)
 
 
 def _features(result: ShardResult) -> Float32:

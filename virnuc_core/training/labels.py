@@ -12,7 +12,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -48,7 +47,7 @@ class LabelledFiles:
         other: FASTA or FASTQ of non-viral records only.
         genbank: the class of a record comes from its lineage.
         labelled: files whose records are in `labels`, or GenBank files.
-        labels: table with columns `record` (or `id`) and `class`; "viral" and "virus" are viruses, anything else is not.
+        labels: table of `seq_name` and `label`, or else `class`; "viral" and "virus" are viruses, anything else is not.
     """
 
     viral: tuple[str, ...] = ()
@@ -58,10 +57,14 @@ class LabelledFiles:
     labels: str | None = None
 
     @property
+    def sequences(self) -> tuple[str, ...]:
+        """Every sequence file, as given."""
+        return (*self.viral, *self.other, *self.genbank, *self.labelled)
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """Every file to be read, as given."""
-        tables = () if self.labels is None else (self.labels,)
-        return (*self.viral, *self.other, *self.genbank, *self.labelled, *tables)
+        return (*self.sequences, *filter(None, [self.labels]))
 
     def replaced(self, change: Callable[[Sequence[str]], Sequence[str]]) -> "LabelledFiles":
         """The same with other paths."""
@@ -103,46 +106,29 @@ class RecordTable:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenBankCounts:
-    """Records read; those left out, with neither viral nor cellular lineage; and prophages cut out."""
-
-    records: int = 0
-    left_out: int = 0
-    prophages: int = 0
-
-    def __add__(self, other: "GenBankCounts") -> "GenBankCounts":
-        return GenBankCounts(
-            records=self.records + other.records,
-            left_out=self.left_out + other.left_out,
-            prophages=self.prophages + other.prophages,
-        )
-
-
-def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, GenBankCounts]:
-    """The files to be read, where GenBank files are converted to FASTA in `scratch`.
+def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, Counter[str]]:
+    """The files to be read, where GenBank files are converted to FASTA in `scratch`, and counts as of `convert_genbank`.
 
     Raises:
         UsageError: no file is given, a file is given twice, or a table is missing or not needed.
         InputError: a file cannot be read.
     """
-    sequences = (*files.viral, *files.other, *files.genbank, *files.labelled)
-    if not sequences:
+    if not files.sequences:
         raise UsageError(
             "no sequences are given: name files with --viral and --other, GenBank files, or a file with --labels."
         )
-    if STDIN in sequences:
+    if STDIN in files.sequences:
         raise UsageError(
             "labelled sequences cannot come from standard input (-): they are read more than once."
         )
     if files.labels is not None and not files.labelled:
         raise UsageError("--labels is for files that are named without a flag, and there is none.")
-    [(place, times)] = Counter(Path(path).absolute() for path in sequences).most_common(1)
+    [(place, times)] = Counter(Path(path).absolute() for path in files.sequences).most_common(1)
     if times > 1:
         raise UsageError(f"{place} is given twice: a file has one class only.")
     sources: Sources = {**dict.fromkeys(files.viral, VIRAL), **dict.fromkeys(files.other, OTHER)}
-    table = None if files.labels is None else read_table(files.labels, "class")
-    counts = GenBankCounts()
+    table = None if files.labels is None else read_table(files.labels, "label", "class")
+    counts: Counter[str] = Counter()
     for number, path in enumerate((*files.genbank, *files.labelled)):
         if number < len(files.genbank) or is_genbank(path):
             fasta = scratch / f"genbank_{number + 1}.fa"
@@ -196,30 +182,33 @@ def read_records(sources: Sources, groups: Mapping[str, str], *, kinship: bool) 
     )
 
 
-def read_table(path: str, column: str) -> dict[str, str]:
-    """Values by record from a tab-separated table whose header names both columns.
+def read_table(path: str, *columns: str) -> dict[str, str]:
+    """Values by sequence name from a tab- or comma-separated table with the column `seq_name` and one of `columns`.
 
     Raises:
-        InputError: it cannot be read, lacks a column or value, or has conflicting values for a record.
+        InputError: it cannot be read, lacks a column or value, or has conflicting values for a sequence.
     """
     found: dict[str, str] = {}
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, delimiter="\t")
+            delimiter = "\t" if "\t" in file.readline() else ","
+            file.seek(0)
+            rows = csv.DictReader(file, delimiter=delimiter)
             header = rows.fieldnames or ()
-            key = next((name for name in ("record", "id") if name in header), None)
-            if key is None or column not in header:
+            column = next((name for name in columns if name in header), None)
+            if "seq_name" not in header or column is None:
                 raise InputError(
-                    f"{path} has no columns record and {column}: give a tab-separated table whose first line names them."
+                    f"the first line of {path} does not name the columns seq_name and {' or '.join(columns)}: rename its columns (contig, "
+                    "record or id is seq_name). They are separated by tabs or commas."
                 )
             for row in rows:
-                record, value = row[key], row[column]
-                if not record or not value:
-                    raise InputError(f"{path}, line {rows.line_num}: the record or its {column} is missing.")
-                if found.setdefault(record, value) != value:
+                name, value = row["seq_name"], row[column]
+                if not name or not value:
                     raise InputError(
-                        f"{path}: record {record} has two values of {column}: {found[record]} and {value}."
+                        f"{path}, line {rows.line_num}: the seq_name or its {column} is missing."
                     )
+                if found.setdefault(name, value) != value:
+                    raise InputError(f"{path}: {name} has two values of {column}: {found[name]} and {value}.")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table: {error}.") from error
     return found
@@ -242,65 +231,67 @@ def is_genbank(path: str) -> bool:
         return text.peek(6).startswith(b"LOCUS ")
 
 
-def convert_genbank(genbank: str, fasta: Path) -> tuple[dict[str, str], GenBankCounts]:
-    """Writes the sequences of a GenBank file as FASTA, and gives the class of each record by name."""
+def convert_genbank(genbank: str, fasta: Path) -> tuple[dict[str, str], Counter[str]]:
+    """Writes the sequences of a GenBank file as FASTA.
+
+    Returns:
+        The class of each record by name; and the numbers of `records`, of those `left_out`, with neither viral nor cellular
+        lineage, and of `prophages` cut out.
+    """
     classes: dict[str, str] = {}
-    records = left_out = prophages = 0
+    counts: Counter[str] = Counter()
     fasta.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(fasta) as new, new.open("w", encoding="utf-8") as sequences:
         for record in _iter_records(genbank):
-            records += 1
+            counts["records"] += 1
             class_name = _class_in_lineage(record)
             if class_name is None:
-                left_out += 1
+                counts["left_out"] += 1
                 continue
             regions = () if class_name == VIRAL else _prophages(record)
-            prophages += len(regions)
+            counts["prophages"] += len(regions)
             for name, sequence in _pieces(record, regions):
                 sequences.write(f">{name}\n{sequence}\n")
                 if classes.setdefault(name, class_name) != class_name:
                     raise InputError(
                         f"{genbank}: record {name} is twice in it, with lineages of two classes."
                     )
-    if left_out:
+    if counts["left_out"]:
         _log.warning(
             "%d of %d records of %s are left out: their lineage is neither of viruses nor of cells",
-            left_out,
-            records,
+            counts["left_out"],
+            counts["records"],
             visible(genbank),
         )
-    return classes, GenBankCounts(records=records, left_out=left_out, prophages=prophages)
+    return classes, counts
 
 
 def _iter_records(path: str) -> Iterator[SeqRecord]:
     if not is_genbank(path):
         raise InputError(f"{path} is not GenBank: it does not begin with LOCUS.")
     number = 0
-    with reading_text(path) as text, _damage_of(path), io.TextIOWrapper(text, encoding="utf-8") as lines:
-        for record in SeqIO.parse(lines, "genbank"):
-            number += 1
-            try:
-                str(record.seq)
-            except UndefinedSequenceError as error:
-                raise InputError(
-                    f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
-                    '("GenBank (full)").'
-                ) from error
-            yield record
-    if number == 0:
-        raise InputError(f"{path} holds no whole GenBank record. Download it again.")
-
-
-@contextmanager
-def _damage_of(path: str) -> Iterator[None]:
-    """Raises InputError for what Biopython raises or warns of when records are incomplete."""
-    with warnings.catch_warnings():
+    with (
+        reading_text(path) as text,
+        io.TextIOWrapper(text, encoding="utf-8") as lines,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", BiopythonParserWarning)
         warnings.filterwarnings("error", "Expected sequence length", BiopythonParserWarning)
         try:
-            yield
+            for record in SeqIO.parse(lines, "genbank"):
+                number += 1
+                str(record.seq)
+                yield record
+        except UndefinedSequenceError as error:
+            raise InputError(
+                f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
+                '("GenBank (full)").'
+            ) from error
+        # What Biopython raises or warns of where records are incomplete.
         except (ValueError, AssertionError, LookupError, BiopythonParserWarning) as error:
             raise InputError(f"{path} is damaged GenBank: {error}. Download it again.") from error
+    if number == 0:
+        raise InputError(f"{path} holds no whole GenBank record. Download it again.")
 
 
 def _class_in_lineage(record: SeqRecord) -> str | None:

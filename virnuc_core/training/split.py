@@ -29,7 +29,6 @@ MIN_SHARED_KMERS: Final = 0.2
 
 _CODES: Final = np.full(256, 4, np.uint8)
 _CODES[list(b"ACGT")] = range(4)
-_COMPLEMENT: Final = bytes.maketrans(b"ACGT", b"TGCA")
 
 _log = logging.getLogger(__name__)
 
@@ -77,16 +76,6 @@ def sample_weights(is_viral: Bool, groups: Int64, sampling_exponent: float) -> F
     for half in (is_viral, ~is_viral):
         weights[half] *= 0.5 / weights[half].sum()
     return weights
-
-
-def subsample(weights: Float64, max_frames: int, rng: np.random.Generator) -> tuple[Int64, Float64]:
-    """Ascending rows of about `max_frames` frames, and new weights that keep weighted sampling the same in expectation."""
-    if len(weights) <= max_frames:
-        return np.arange(len(weights)), weights
-    share = kept_share(weights, max_frames)
-    rows = np.flatnonzero(rng.random(len(weights)) < share)
-    left = weights[rows] / share[rows]
-    return rows, left / left.sum()
 
 
 def kept_share(weights: Float64, max_frames: int) -> Float64:
@@ -177,18 +166,12 @@ def sampled_kmers(sequence: bytes, limit: int) -> UInt64:
     return np.unique(np.concatenate(found))
 
 
-def _words(one: UInt64) -> UInt64:
+def _words(bases: UInt64) -> UInt64:
     """uint64 (n - 20,): the 21 two-bit codes from each of n positions on, packed into one number."""
-    two = _joined(one, one[1:], 1)
-    four = _joined(two, two[2:], 2)
-    sixteen = _joined(_joined(four, four[4:], 4), _joined(four, four[4:], 4)[8:], 8)
-    return _joined(_joined(sixteen, four[16:], 4), one[20:], 1)
-
-
-def _joined(left: UInt64, right: UInt64, letters: int) -> UInt64:
-    """Appends to each word the word of `letters` letters to its right."""
-    count = min(len(left), len(right))
-    return np.asarray(left[:count] << np.uint64(2 * letters) | right[:count], np.uint64)
+    words = np.zeros(len(bases) - KMER_LENGTH + 1, np.uint64)
+    for place in range(KMER_LENGTH):
+        words = words << np.uint64(2) | bases[place : place + len(words)]
+    return words
 
 
 def _mixed(words: UInt64) -> UInt64:
@@ -242,7 +225,8 @@ def _ends_of_runs(*columns: Int64 | UInt64) -> Int64:
 
 
 def _strandless_digest(sequence: bytes) -> int:
-    strand = min(sequence, sequence.translate(_COMPLEMENT)[::-1])
+    complement = sequence.translate(bytes.maketrans(b"ACGT", b"TGCA"))
+    strand = min(sequence, complement[::-1])
     return int.from_bytes(hashlib.blake2b(strand, digest_size=8).digest(), "little")
 
 

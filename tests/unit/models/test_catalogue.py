@@ -105,6 +105,17 @@ def test_a_head_is_for_the_chunks_and_frames_that_it_states(
         resolve_head(str(head), chunk_length, frames)
 
 
+def test_a_false_discovery_rate_needs_a_calibrated_head(tmp_path: Path) -> None:
+    head = tmp_path / "head.safetensors"
+    config = RunConfig(head=str(head), fdr=0.1)
+    save_head(MLPClassifier(8), head, {"frames": "longest"})
+    assert frames_of(config) == "longest"
+    for facts in ({"frames": "open"}, {"frames": "longest", "calibrated": False}):
+        save_head(MLPClassifier(8), head, facts)
+        with pytest.raises(UsageError, match=r"head\.safetensors gives none"):
+            frames_of(config)
+
+
 @pytest.mark.parametrize(
     ("facts", "chosen", "expected"),
     [

@@ -17,6 +17,7 @@ from virnuc_core.training.fit import (
     TrainerSettings,
     apply_temperature,
     fit_temperature,
+    is_within_bounds,
     margins_of,
     train_contig_head,
     train_head,
@@ -79,10 +80,10 @@ def test_the_number_of_epochs() -> None:
 
 def test_members_side_by_side_give_the_mean_of_their_logits() -> None:
     train, validation = made_vectors(600, 7), made_vectors(200, 8)
-    one, two = (train_head(train, validation, replace(SETTINGS, members=n), calibrate=True) for n in (1, 2))
+    one, two = (train_head(train, validation, replace(SETTINGS, members=n), calibrate=False) for n in (1, 2))
     assert two.head.hidden_layer.out_features == 2 * one.head.hidden_layer.out_features
     x = torch.from_numpy(validation.features)
-    of_one, of_two = (margins_of(trained.head, x) * trained.temperature for trained in (one, two))
+    of_one, of_two = (margins_of(trained.head, x) for trained in (one, two))
     assert np.corrcoef(of_one, of_two)[0, 1] > 0.9
     assert {epoch.member for epoch in two.history} == {0, 1}
     other_seed = train_head(train, validation, replace(SETTINGS, seed=1), calibrate=True)
@@ -90,28 +91,30 @@ def test_members_side_by_side_give_the_mean_of_their_logits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "of_contigs", "is_at_bounds"),
+    ("temperatures", "slope", "is_within"),
     [
-        (1.3, None, False),
-        (0.25001, None, True),
-        (19.999, None, True),
-        (1.3, (1.2, -0.3), False),
-        (1.3, (20.0, -20.0), True),
-        (1.3, (0.1, 0.5), True),
-        (1.3, (1.0, 20.0), True),
+        ((1.3,), 0.0, True),
+        ((0.25001,), 0.0, False),
+        ((19.999,), 0.0, False),
+        ((1.3, 1.1, 1.2), -0.3, True),
+        ((1.3, 1.1, 20.0), -20.0, False),
+        ((1.3, 0.1, 1.0), 0.5, False),
+        ((1.3, 1.1, 1.0), 20.0, False),
     ],
 )
-def test_a_calibration_at_its_bounds(
-    temperature: float, of_contigs: tuple[float, float] | None, is_at_bounds: bool
-) -> None:
-    trained = TrainedHead(
-        head=MLPClassifier(6),
-        temperature=temperature,
-        history=(),
-        best_epochs=(),
-        contig_temperature=of_contigs,
-    )
-    assert trained.is_at_bounds == is_at_bounds
+def test_a_calibration_at_its_bounds(temperatures: tuple[float, ...], slope: float, is_within: bool) -> None:
+    assert is_within_bounds(*temperatures, slope=slope) == is_within
+
+
+def test_a_head_that_tells_all_validation_records_apart_is_not_calibrated() -> None:
+    separated = made_vectors(200, 1, gap=80.0)
+    trained = train_head(separated, separated, SETTINGS, calibrate=True)
+    assert trained.temperature is None
+    runs, settings = made_runs(40, 0, gap=30.0), replace(contigs.SETTINGS, epochs=4)
+    of_contigs = train_contig_head(runs, runs, contigs.SPEC, settings, calibrate=True)
+    assert (of_contigs.temperature, of_contigs.contig_temperature) == (None, None)
+    neutral = ("chunk_temperature", "context_temperature")
+    assert [float(getattr(of_contigs.head, name)) for name in neutral] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("sharpness", [4.0, 1.0, 0.5])

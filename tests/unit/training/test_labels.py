@@ -2,6 +2,7 @@
 
 import gzip
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_the_class_is_in_the_lineage(tmp_path: Path) -> None:
     ]
     path = write_genbank(tmp_path / "x.gb", *records)
     _, counts = convert_genbank(str(path), tmp_path / "y.fa")
-    assert (counts.records, counts.left_out, counts.prophages) == (5, 2, 0)
+    assert counts == Counter(records=5, left_out=2, prophages=0)
     compressed = tmp_path / "compressed"
     compressed.write_bytes(gzip.compress(path.read_bytes()))
     assert is_genbank(str(compressed))
@@ -127,7 +128,7 @@ def records_of(files: LabelledFiles, scratch: Path, groups: dict[str, str] | Non
 
 def test_every_way_to_say_what_a_record_is(tmp_path: Path) -> None:
     table = tmp_path / "labels.tsv"
-    table.write_text("class\tid\tlength\nVirus\tone\t1\nplant\ttwo\t2\nunused\tthree\t3\n")
+    table.write_text("class,seq_name,length\nVirus,one,1\nplant,two,2\nunused,three,3\n")
     files = LabelledFiles(
         viral=(write_fasta(tmp_path / "v.fa", a=dna(1)),),
         other=(write_fasta(tmp_path / "o.fa", b=dna(2)),),
@@ -145,6 +146,13 @@ def test_every_way_to_say_what_a_record_is(tmp_path: Path) -> None:
     assert found.is_viral.tolist() == [True, False, False, True, False, True]
     assert found.lengths.tolist() == [400, 400, 600, 400, 400, 600]
     assert len(np.unique(found.groups)) == 6
+
+
+def test_the_labels_of_the_examples_are_read(tmp_path: Path) -> None:
+    examples = Path(__file__).parents[3] / "examples"
+    files = LabelledFiles(labelled=(str(examples / "contigs.fa.gz"),), labels=str(examples / "labels.tsv"))
+    found = records_of(files, tmp_path)
+    assert (len(found.names), found.is_viral.sum(), found.class_names) == (18, 5, ("viral", "other"))
 
 
 def test_groups_of_a_person_and_of_likeness_are_joined(tmp_path: Path) -> None:
@@ -170,10 +178,11 @@ def test_the_same_sequence_in_both_classes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\tviral\n", "no columns record and class"),
-        (b"record\tclass\na\tviral\na\tplant\n", "two values of class: viral and plant"),
-        (b"record\tclass\na\n", "line 2: the record or its class is missing"),
-        (b"record\tclass\nb\tviral\n", "record a .* has no label"),
+        (b"a\tviral\n", "does not name the columns seq_name and label or class"),
+        (b"record\tclass\na\tviral\n", r"labels\.tsv does not name .* \(contig, record or id is seq_name\)"),
+        (b"seq_name\tclass\na\tviral\na\tplant\n", "two values of class: viral and plant"),
+        (b"seq_name\tlabel\tclass\na\t\tviral\n", "line 2: the seq_name or its label is missing"),
+        (b"seq_name,label\nb,viral\n", "record a .* has no label"),
         (b"\xff", "cannot be read as a table"),
     ],
 )

@@ -20,7 +20,6 @@ from virnuc_core.training.split import (
     sample_weights,
     sampled_kmers,
     split_records,
-    subsample,
 )
 
 EVERYTHING = 1 << 63 << 1
@@ -155,15 +154,3 @@ def test_weights_are_class_balanced_and_grow_with_a_power_of_the_group() -> None
     assert weights[is_viral].sum() == pytest.approx(0.5)
     assert weights[groups == 0].sum() / weights[groups == 1].sum() == pytest.approx(4 / 2)
     np.testing.assert_allclose(sample_weights(is_viral, groups, 1.0)[is_viral], 0.5 / 20)
-
-
-def test_a_subsample_represents_all_frames() -> None:
-    rng = np.random.default_rng(0)
-    weights = rng.gamma(0.3, size=20_000)
-    weights /= weights.sum()
-    values = rng.normal(size=20_000) + 3 * (weights > np.median(weights))
-    rows, left = subsample(weights, 4000, rng)
-    assert len(rows) == pytest.approx(4000, rel=0.1)
-    assert (np.diff(rows) > 0).all()
-    assert left.sum() == pytest.approx(1)
-    assert left @ values[rows] == pytest.approx(weights @ values, abs=0.1)
