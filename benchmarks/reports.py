@@ -49,9 +49,3 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
 def print_and_write(report: Mapping[str, Any], path: Path) -> None:
     print(json.dumps(report, indent=1))
     write_report(report, path)
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a tab-separated table."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
