@@ -15,9 +15,9 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
 
-from deployments.server import server_failure, server_url
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
 from tasks.artifacts import RUN_TAG
+from tasks.server import server_failure, server_url
 from virnuc_core import __version__
 from virnuc_core.env_config import child_environment
 from virnuc_core.errors import UsageError, VirnucError

@@ -7,20 +7,19 @@ begun again elsewhere is left alone.
 import logging
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from deployments.server import connect, virnuc_workers
+from flows import CPU_POOL, GPU_POOL, RUNS_POOL
+from tasks.server import connect, read_all, server_time
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.objects import FlowRun, Worker
 
-WINDOW_SECONDS: Final = 240.0  # eight heartbeats of a worker
 _WORKER: Final = "prefect.worker.name"
 
 _log = logging.getLogger(__name__)
@@ -37,8 +36,8 @@ def crash_runs_of(worker: str) -> None:
         _log.warning("%s: the server cannot be told which runs have ended with it (%r)", worker, error)
 
 
-def crash_lost_runs(stopping: Event, window: float = WINDOW_SECONDS, every: float = 60.0) -> None:
-    """Marks runs whose worker was not heard of for `window` seconds; looks every `every` seconds until `stopping`.
+def crash_lost_runs(stopping: Event, window: float = 240.0, every: float = 60.0) -> None:
+    """Marks runs whose worker was not heard of for `window` seconds, by default eight of its heartbeats; looks every `every` seconds until `stopping`.
 
     Only while the server has answered without a break for as long: after one, no worker was heard of.
     """
@@ -59,12 +58,9 @@ def crash_lost_runs(stopping: Event, window: float = WINDOW_SECONDS, every: floa
 
 def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[tuple[FlowRun, str]]":
     """Runs whose worker the server has not heard of, and subflows in a process whose run has ended; with the reason."""
-    date = client.request("GET", "/health").headers["Date"]
-    heard: dict[str, datetime] = {}
-    for worker in virnuc_workers(client):
-        if worker.last_heartbeat_time is not None:
-            heard[worker.name] = worker.last_heartbeat_time
-    silent = {name for name, moment in heard.items() if moment < parsedate_to_datetime(date) - window}
+    since = server_time(client) - window
+    heard = {worker.name: worker.last_heartbeat_time for worker in virnuc_workers(client)}
+    silent = {name for name, moment in heard.items() if moment is not None and moment < since}
     for run in _begun_runs(client):
         taken_by = run.labels.get(_WORKER)
         if taken_by in silent:
@@ -76,17 +72,21 @@ def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[
                 yield run, "The run that it was a part of has ended."
 
 
-def _begun_runs(client: "SyncPrefectClient") -> "Iterator[FlowRun]":
+def virnuc_workers(client: "SyncPrefectClient") -> "list[Worker]":
+    """Workers of virnuc's pools for processes; a server may not have these yet."""
+    own = (GPU_POOL, CPU_POOL, RUNS_POOL)
+    pools = [pool.name for pool in client.read_work_pools() if pool.name in own and pool.type == "process"]
+    return [worker for pool in pools for worker in read_all(client.read_workers_for_work_pool, pool)]
+
+
+def _begun_runs(client: "SyncPrefectClient") -> "list[FlowRun]":
     """Runs of virnuc that a worker has taken, and what they run themselves."""
     from prefect.client.schemas.filters import FlowRunFilter
 
     wanted = FlowRunFilter.model_validate(
         {"tags": {"all_": ["virnuc"]}, "state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
     )
-    offset = 0
-    while page := client.read_flow_runs(flow_run_filter=wanted, offset=offset, limit=200):
-        yield from page
-        offset += len(page)
+    return read_all(client.read_flow_runs, flow_run_filter=wanted)
 
 
 def _crash(client: "SyncPrefectClient", found: "FlowRun", message: str) -> None:

@@ -16,9 +16,10 @@ from typing import Final
 import httpx
 
 from deployments.gate import HOST
+from deployments.lost_runs import virnuc_workers
 from deployments.processes import Programs, interruptible, only_one
-from deployments.server import workers_since
 from deployments.worker import WorkerChoice, leave_working_folder, on_cpu_without_gpus, plan_host, reserving
+from tasks.server import connect
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError, VirnucError
 from virnuc_core.files import make_private, write_private
@@ -108,16 +109,21 @@ def _deploy_and_work(
     deploy = subprocess.run(command, capture_output=True, text=True, check=False)
     if deploy.returncode != 0:
         raise VirnucError(f"the deployments cannot be registered: {deploy.stderr.strip()}")
-    plan, started = plan_host(workers), datetime.now(UTC)
+    names, started = [worker.name for worker in plan_host(workers)], datetime.now(UTC)
     lanes = () if workers.workers is None else ("--workers", str(workers.workers))
     options = ("--devices", workers.devices, *lanes, "--runs", str(workers.runs))
     programs.start("worker", (*_PYTHON, "virnuc_cli", "server", "worker", *options), {})
     programs.wait_until(lambda: _answers(f"{mlflow}/health"))
-    programs.wait_until(lambda: {worker.name for worker in plan.workers} <= workers_since(started))
-    names = ", ".join(worker.name for worker in plan.workers)
+
+    def are_at_work() -> bool:
+        with connect() as client:
+            beats = {worker.name: worker.last_heartbeat_time for worker in virnuc_workers(client)}
+        return all((beat := beats.get(name)) is not None and beat >= started for name in names)
+
+    programs.wait_until(are_at_work)
     print(f"""Prefect   {prefect.removesuffix("/api")} (sign in with {access["PREFECT_API_AUTH_STRING"]})
 MLflow    {mlflow} (user virnuc, password {access["MLFLOW_TRACKING_PASSWORD"]})
-workers   {names}
+workers   {", ".join(names)}
 logs      {programs.folder}
 
 In another shell:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ from typing import Final
 
 from deployments.lost_runs import crash_lost_runs, crash_runs_of
 from deployments.processes import end_program, interruptible, only_one
-from deployments.server import missing_pools, server_failure, server_url
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
+from tasks.server import connect, server_failure, server_url
 from virnuc_core import env_config
 from virnuc_core.device_record import MAX_FAILURES, count_failures
 from virnuc_core.env_config import available_threads, child_environment, env, home_folder, value_of
@@ -27,8 +27,6 @@ from virnuc_core.inference.nvidia_smi import query_gpus
 
 RESTART_DELAY_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 1.0
-# Prefect's default of 10 s would leave a GPU idle before each lane.
-QUERY_SECONDS: Final = 2
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +51,8 @@ class StockWorker:
     """A `prefect worker start` of this host.
 
     Attributes:
-        name: of this worker alone, among those of all hosts, and the same after a restart.
+        name: of this worker alone, among those of all hosts, and the same after a restart: host name, and a hash that tells
+            the workers of namesakes, containers and SLURM jobs apart.
         pool: its work pool.
         limit: runs at once.
         key: of its device, which no other worker of this host may use.
@@ -67,19 +66,6 @@ class StockWorker:
     visible: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostPlan:
-    """The workers that a choice makes of this host.
-
-    Attributes:
-        host_id: host name, and a hash that tells the workers of namesakes, containers and SLURM jobs apart and is the
-            same after a restart.
-    """
-
-    host_id: str
-    workers: tuple[StockWorker, ...]
-
-
 def work(choice: WorkerChoice) -> None:
     """Keeps the workers of this host running until SIGINT or SIGTERM; their runs end with them.
 
@@ -89,32 +75,38 @@ def work(choice: WorkerChoice) -> None:
         DeviceError: there is no GPU, or not the one that was asked for, or all of them have failed.
     """
     leave_working_folder()
-    plan = plan_host(choice)
+    workers = plan_host(choice)
     # Before Prefect reads its settings; runs inherit it as well.
-    os.environ.update(worker_environment())
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{value_of('PATH') or ''}"
+    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "INFO"
+    os.environ.setdefault(
+        "PREFECT_WORKER_QUERY_SECONDS", "2"
+    )  # its default of 10 s leaves a GPU idle before each lane
     url = server_url()
-    with interruptible(), reserving(plan):
+    with interruptible(), reserving(workers):
         if (failure := server_failure()) is not None:
             _log.warning("the Prefect server at %s does not answer (%s); waiting for it", url, failure)
             while server_failure() is not None:
                 time.sleep(1)
-        if missing := missing_pools():
+        with connect() as client:
+            pools = {pool.name for pool in client.read_work_pools() if pool.type == "process"}
+        if missing := [name for name in (GPU_POOL, CPU_POOL, RUNS_POOL) if name not in pools]:
             raise UsageError(
                 f"the Prefect server at {url} has no work pool {' and no '.join(missing)} for processes: make them with "
                 "`virnuc server deploy`, or in a cluster start `prefect worker start --type kubernetes`."
             )
-        num_devices = sum(worker.visible is not None for worker in plan.workers)
+        num_devices = sum(worker.visible is not None for worker in workers)
         stopping = Event()
-        with ThreadPoolExecutor(len(plan.workers) + 1) as threads:
+        with ThreadPoolExecutor(len(workers) + 1) as threads:
             try:
-                kept = [threads.submit(_keep_running, one, num_devices, stopping) for one in plan.workers]
+                kept = [threads.submit(_keep_running, one, num_devices, stopping) for one in workers]
                 if choice.runs:
                     threads.submit(crash_lost_runs, stopping)
                 wait(kept)
             finally:
                 stopping.set()
         raise DeviceError(
-            f"no worker is left on {plan.host_id}: every device failed {MAX_FAILURES} lanes in a row."
+            f"no worker is left on {socket.gethostname()}: every device failed {MAX_FAILURES} lanes in a row."
         )
 
 
@@ -152,8 +144,8 @@ def _keep_running(worker: StockWorker, num_devices: int, stopping: Event) -> Non
             stopping.wait(RESTART_DELAY_SECONDS)
 
 
-def plan_host(choice: WorkerChoice) -> HostPlan:
-    """The slots of this host.
+def plan_host(choice: WorkerChoice) -> list[StockWorker]:
+    """The workers that a choice makes of this host.
 
     Raises:
         UsageError: the choice is invalid.
@@ -190,7 +182,7 @@ def plan_host(choice: WorkerChoice) -> HostPlan:
     if choice.runs:
         name = f"{host_id}-runs"
         workers.append(StockWorker(name=name, pool=RUNS_POOL, limit=choice.runs, key=name))
-    return HostPlan(host_id=host_id, workers=tuple(workers))
+    return workers
 
 
 def on_cpu_without_gpus(choice: WorkerChoice) -> WorkerChoice:
@@ -199,16 +191,6 @@ def on_cpu_without_gpus(choice: WorkerChoice) -> WorkerChoice:
         return choice
     _log.warning("this host shows no GPU: its CPU works, for runs with the setting devices=cpu or auto")
     return replace(choice, devices="cpu")
-
-
-def worker_environment() -> Mapping[str, str]:
-    """Environment variables that workers and their runs need on top of this process's."""
-    inherited = child_environment()
-    return {
-        "PATH": f"{Path(sys.executable).parent}:{inherited.get('PATH', '')}",
-        "PREFECT_WORKER_QUERY_SECONDS": inherited.get("PREFECT_WORKER_QUERY_SECONDS", str(QUERY_SECONDS)),
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
-    }
 
 
 def leave_working_folder() -> None:
@@ -220,10 +202,10 @@ def leave_working_folder() -> None:
 
 
 @contextmanager
-def reserving(plan: HostPlan) -> Iterator[None]:
+def reserving(workers: Iterable[StockWorker]) -> Iterator[None]:
     """Reserves devices and names on this host, else UsageError: two workers would use a device at once."""
     with ExitStack() as locks:
-        for worker in plan.workers:
+        for worker in workers:
             complaint = (
                 f"a worker is at work for {worker.key} already: end it first, or give other --devices, and --runs 0 for a "
                 "second command on one host."

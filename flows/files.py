@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 
 from flows.lanes import hold_while_unfit
 from tasks.artifacts import begin_flow, is_deployed
-from tasks.publishing import flow_tags
+from tasks.publishing import flow_links
 from virnuc_core import errors, pipeline
 from virnuc_core.device_record import recording_device
 from virnuc_core.env_config import env
@@ -83,8 +83,7 @@ def _require_folder(folder: Path) -> None:
 @task(name="predict-file", task_run_name="predict {name}", cache_policy=NO_CACHE, persist_result=False)
 def predict_file(name: str, results: str, config: RunConfig, lanes: LocalLanes, project: str) -> None:
     """Computes one file; an unfinished run of it that cannot be continued is started over."""
-    links = {name.replace(".", "_"): text for name, text in flow_tags().items()}
-    steps = pipeline.Steps(on_step=_log.debug, labels={"project": project}, links=links)
+    steps = pipeline.Steps(on_step=_log.debug, labels={"project": project}, links=flow_links())
     try:
         pipeline.predict([name], results, config, lanes, steps=steps)
     except (errors.MismatchError, errors.DamagedFileError) as error:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -16,8 +17,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Running
 
-from tasks.artifacts import begin_flow
-from tasks.lane_log import recording_log
+from tasks.artifacts import LOGGERS, begin_flow
 from tasks.preflight import find_fault
 from tasks.progress import FlowProgress, LaneRows
 from virnuc_core.device_record import recording_device
@@ -71,7 +71,7 @@ def embed_lane(folder: str, shards: tuple[int, ...], lane: int, device: str, tok
     with (
         recording_device(env().device_record),
         _journal(run, name, lane) as journal,
-        recording_log(run.lane_log(name)),
+        _log_file(run.lane_log(name)),
     ):
 
         def observe(event: LaneEvent) -> None:
@@ -150,6 +150,23 @@ def _journal(run: RunFolder, name: str, lane: int) -> Iterator[LaneJournal]:
     """The journal of a flow run, which also says how the block failed."""
     with LaneJournal(run.lane_journal(name)) as journal, journal.recording_failure(lane):
         yield journal
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Also writes log lines to a file, kept when Prefect's server has forgotten the run or was away: its newest 1 or 2 MB."""
+    handler = RotatingFileHandler(path, maxBytes=1_000_000, backupCount=1, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    # The last one has the errors of tasks, with their tracebacks.
+    loggers = [logging.getLogger(name) for name in (*LOGGERS, "prefect.task_runs")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()
 
 
 def own_device(choice: str) -> str:

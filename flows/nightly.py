@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from prefect import Task, flow, tags
+from prefect import Task, tags
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State
@@ -28,14 +28,14 @@ from prefect.utilities.urls import url_for
 
 from flows.files import batch_name, predict_files
 from flows.lanes import HELD
-from flows.outputs import require_absolute
-from flows.pool import WORK_POOLS, cancel_children, for_worker, pool_device
-from flows.predict import predict
-from flows.recording import ON_END, choose_lanes
+from flows.on_demand import predict, run_flow
+from flows.pool import cancel_children, for_worker, pool_device
+from flows.recording import choose_lanes, require_absolute
 from tasks.artifacts import RUN_TAG, begin_flow
 from tasks.inbox import Computed, NewFile, Night, NightlyReport, settings_digest
 from tasks.publishing import run_tags
 from tasks.run_entries import Entry
+from tasks.server import read_all
 from tasks.stages import as_task
 from tasks.tracking import start_tracking, track
 from virnuc_core.errors import DamagedFileError, LaneError, MismatchError, VirnucError, is_retryable
@@ -71,14 +71,7 @@ def nightly_name() -> str:
     return f"nightly {shown} {date.today()}"
 
 
-@flow(
-    name="nightly",
-    flow_run_name=nightly_name,
-    persist_result=False,
-    on_failure=ON_END,
-    on_crashed=ON_END,
-    on_cancellation=ON_END,
-)
+@run_flow("nightly", nightly_name)
 def nightly(
     inbox: str,
     out: str,
@@ -152,13 +145,12 @@ def _entry_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """How files are computed; `journals` is a folder for errors in batches, whose runs are of `deployment` in mode pool."""
+    """How files are computed; `journals` is a folder for errors in batches."""
 
     settings: PredictSettings
     config: RunConfig
     where: LaneSettings
     journals: Path
-    deployment: str
 
     def compute(self, found: State[list[NewFile]], at_once: int) -> Generator[State[list[Computed]]]:
         """Computes batches of at most 100 files and about 20 MB, and then large files; in mode pool side by side."""
@@ -230,7 +222,7 @@ class _Work:
             return state, _page(state.state_details.flow_run_id)
         config = self.config.model_dump(mode="json")
         run = run_deployment(
-            self.deployment,
+            f"{predict_files.name}/{'cpu' if self.config.devices == ('cpu',) else 'gpu'}",
             parameters={"files": files, "config": config, "journal": str(journal), "project": project},
             flow_run_name=batch_name(files),
             work_queue_name=self.where.priority,
@@ -245,32 +237,31 @@ class _Work:
 
 @contextmanager
 def _working(settings: PredictSettings, where: LaneSettings, results: Path) -> Iterator[_Work]:
-    config, deployment = for_worker(predict_config(settings)), ""
+    config = for_worker(predict_config(settings))
     if where.mode == "pool":
+        batches = {
+            "flow_filter": FlowFilter.model_validate({"name": {"any_": [predict_files.name]}}),
+            "flow_run_filter": FlowRunFilter.model_validate(
+                {"state": {"type": {"not_any_": list(TERMINAL_STATES)}}}
+            ),
+        }
         with get_client(sync_client=True) as client:
             device = pool_device(client, settings.devices[0])
+            # A night whose process was killed may have left batches at the server.
+            while any(
+                Path(run.parameters["journal"]).parent.parent == results
+                for run in read_all(client.read_flow_runs, **batches)
+            ):
+                time.sleep(5)
         config = config.model_copy(update={"devices": ("cpu",) if device == "cpu" else ("0",)})
-        deployment = f"predict-files/{WORK_POOLS[device].removeprefix('virnuc-')}"
-        of_batches = FlowFilter.model_validate({"name": {"any_": [predict_files.name]}})
-        # A night whose process was killed may have left batches at the server.
-        while any(
-            Path(run.parameters["journal"]).parent.parent == results for run in _unfinished(of_batches)
-        ):
-            time.sleep(5)
     for left in results.glob(".virnuc-night-*"):
         shutil.rmtree(left, ignore_errors=True)
     journals = results / f".virnuc-night-{secrets.token_hex(8)}"
     journals.mkdir()
     try:
-        yield _Work(settings=settings, config=config, where=where, journals=journals, deployment=deployment)
+        yield _Work(settings=settings, config=config, where=where, journals=journals)
     finally:
         shutil.rmtree(journals, ignore_errors=True)
-
-
-def _unfinished(flows: FlowFilter) -> list[FlowRun]:
-    asked = FlowRunFilter.model_validate({"state": {"type": {"not_any_": list(TERMINAL_STATES)}}})
-    with get_client(sync_client=True) as client:
-        return client.read_flow_runs(flow_filter=flows, flow_run_filter=asked)
 
 
 def _page(run_id: UUID | None) -> str:

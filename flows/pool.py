@@ -12,50 +12,49 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 from uuid import UUID
 
 import httpx
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Cancelling
 
 from flows import CPU_POOL, GPU_POOL
 from flows.lanes import HELD, journal_name, lane_kind
-from flows.outputs import absolute_path
-from tasks.lanes import LaneWatch
 from tasks.progress import LaneRows, current_progress
+from tasks.server import read_all, server_url
+from tasks.stages import retried_task
 from virnuc_core.env_config import env
 from virnuc_core.errors import CancelledRunError, LaneError, UsageError, VirnucError
 from virnuc_core.files import make_folder, write_text
-from virnuc_core.inference.events import LaneReport
-from virnuc_core.inference.lane_process import lane_timeout
+from virnuc_core.inference.events import LaneEvent, LaneFailed, LaneReport, LaneStarted, lane_report
+from virnuc_core.inference.lane_journal import JournalTail, error_of
+from virnuc_core.inference.lane_process import Observer, lane_timeout
 from virnuc_core.inference.lanes import ignore, warn_of_mixed_hardware
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards, remove_shard_temporaries
+from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
 from virnuc_core.retries import retrying
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import LaneSettings, RunConfig
 
 # Work pool of each kind of device; its deployments are named like the end of its name.
 WORK_POOLS: Final = {"cuda": GPU_POOL, "cpu": CPU_POOL}
-# Lanes that no worker has begun: workers read their parameters with every poll.
-MAX_WAITING: Final = 16
 # Before a lane or a plan that failed is submitted again; a host or a file system may need that long to recover.
 RETRY_DELAYS_SECONDS: Final = [5.0, 30.0, 120.0, 300.0, 300.0]
 _SECONDS_BETWEEN_POLLS: Final = 2.0
 _SECONDS_BETWEEN_NOTICES: Final = 60.0
 _MAX_READ: Final = 200  # the server's limit
-_REASONS_SHOWN: Final = 5
 _ONLINE: Final = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
 
 _log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class PoolLanes:
                 f"--devices {','.join(devices)} cannot be chosen in mode pool, where every worker has its own: "
                 "give auto or cpu, and choose GPUs where workers are started (`virnuc server worker --devices`)."
             )
-        url = require_lasting_server()
+        url = server_url()
         with get_client(sync_client=True) as client:
             try:
                 self._device = pool_device(client, devices[0])
@@ -113,7 +112,7 @@ class PoolLanes:
         """Has a worker make the plan, since memory and speed depend on its hardware."""
         parameters = self._parameters(folder)
         parameters |= {"config": for_worker(config).model_dump(mode="json"), "kind": kind}
-        runs = PoolRuns(self._pool, self._planning, "plans", LaneWatch(folder, ignore))
+        runs = PoolRuns(self._pool, self._planning, "plans", folder, ignore)
 
         async def make() -> None:
             title = f"plan {folder.root.name}"
@@ -129,44 +128,42 @@ class PoolLanes:
             VirnucError: shards remain that could not be computed; finished ones are kept.
         """
         plan = read_plan(folder.plan)
-        watch = LaneWatch(folder, LaneRows(current_progress()))
-        runs = PoolRuns(self._pool, self._computing, self._queue, watch)
+        runs = PoolRuns(self._pool, self._computing, self._queue, folder, LaneRows(current_progress()))
         parameters = self._parameters(folder)
         failures: dict[int, VirnucError] = {}
+        window = asyncio.Semaphore(
+            16
+        )  # lanes that no worker has begun: workers read their parameters with every poll
 
-        async def embed_lane(lane: Lane, begun: asyncio.Event) -> None:
+        async def embed_lane(lane: Lane) -> None:
             own = {**parameters, "shards": lane.shards, "lane": lane.number}
             costs = (plan.shards[shard].cost for shard in lane.shards)
             patience = 1.5 * lane_timeout(costs)  # a lane ends a device process that hangs, and tries again
-            try:
+            with ExitStack() as waiting:
+                waiting.callback(window.release)
                 # Another host may have what this one lacks.
-                await _as_task(
-                    lane.title, lambda: runs.compute(folder, lane, own, patience, begun), retries_in_vain=2
-                )
-            except VirnucError as error:
-                if not error.retryable:
-                    raise
-                failures[lane.number] = error
-            finally:
-                begun.set()
+                work = partial(runs.compute, lane, own, patience, waiting.close)
+                try:
+                    await _as_task(lane.title, work, retries_in_vain=2)
+                except VirnucError as error:
+                    if not error.retryable:
+                        raise
+                    failures[lane.number] = error
 
         lanes = self._lanes(folder, plan)
         write_text(folder.flow_run, str(flow_run.id))  # by which an attempt after this one finds its lanes
 
         async def compute_all() -> None:
-            window = asyncio.Semaphore(MAX_WAITING)
             async with asyncio.TaskGroup() as group:
                 for lane in lanes:
                     await window.acquire()
-                    begun = asyncio.Event()
-                    group.create_task(embed_lane(lane, begun))
-                    group.create_task(_release(window, begun))
+                    group.create_task(embed_lane(lane))
 
         self._run(runs, compute_all)
         if failures:
             num_missing = len(_missing(folder, range(len(plan.shards))))
             raise _error_of(failures, f"{num_missing} of {len(plan.shards)} shards could not be computed")
-        reports = sorted(watch.reports(), key=lambda report: (report.lane, report.started))
+        reports = runs.reports()
         warn_of_mixed_hardware(reports)
         return reports
 
@@ -205,16 +202,56 @@ class PoolLanes:
             raise
 
 
-class PoolRuns:
-    """Flow runs of a deployment, children of the current one, whose states are read together."""
+class PoolRun:
+    """A submitted flow run: its state at the server, and the events of its journal, on whatever host it works."""
 
-    def __init__(self, pool: str, deployment: str, queue: str, journals: LaneWatch) -> None:
+    def __init__(self, run_id: UUID, journal: Path) -> None:
+        self.id = run_id
+        self.state: State[Any] | None = None
+        self.events: list[LaneEvent] = []
+        self.journal = journal
+        self._tail = JournalTail(journal)
+        self._reading = Lock()
+
+    def read(self, observe: Observer) -> None:
+        """Reads on in the journal, which need not exist yet."""
+        with self._reading:
+            for event in self._tail.read_new():
+                self.events.append(event)
+                observe(event)
+
+    def has_begun(self) -> bool:
+        """Whether a worker has taken it."""
+        return self.state is not None and not self.state.is_scheduled()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether others do its work."""
+        return self.state is not None and self.state.name == HELD
+
+    @property
+    def error(self) -> VirnucError:
+        """What stopped it for good: from its journal, or else its state."""
+        if self.events and isinstance(failure := self.events[-1], LaneFailed):
+            kind, text = error_of(failure)
+            return kind(text)
+        assert self.state is not None
+        ended = f"state {self.state.name} ({self.state.message})"
+        return LaneError(f"its run ended in {ended}: its log on the Prefect server says more.")
+
+
+class PoolRuns:
+    """Flow runs of a deployment, children of the current one, whose states and journals are read together."""
+
+    def __init__(self, pool: str, deployment: str, queue: str, folder: RunFolder, observe: Observer) -> None:
         self._pool = pool
         self._deployment = deployment
         self._queue = queue
-        self._journals = journals
+        self._folder = folder
+        self._observe = observe
         self._attempt = f"{flow_run.id}-{flow_run.run_count}"
-        self._states: dict[UUID, State[Any] | None] = {}
+        self._runs: list[PoolRun] = []
+        self._at_work: dict[UUID, PoolRun] = {}
         self._changed = asyncio.Condition()
         self._num_submitted: Counter[str] = Counter()
 
@@ -224,46 +261,38 @@ class PoolRuns:
         Raises:
             VirnucError: it failed.
         """
-        while not await self._end(await self._submit(title, kind, parameters), kind, math.inf):
-            pass
+        is_done = False
+        while not is_done:
+            run = await self._submit(title, kind, parameters)
+            if error := await self._end(run, math.inf):
+                raise error
+            is_done = not run.is_held
 
     async def compute(
-        self,
-        folder: RunFolder,
-        lane: Lane,
-        parameters: Mapping[str, Any],
-        patience: float,
-        begun: asyncio.Event,
+        self, lane: Lane, parameters: Mapping[str, Any], patience: float, on_begun: Callable[[], None]
     ) -> None:
-        """Submits a lane with the shards that it lacks, for as long as each run gets on or is held; sets `begun` once.
+        """Submits a lane with the shards that it lacks, for as long as each run gets on or is held.
 
         Raises:
             VirnucError: a run failed or ended without a new shard.
         """
-        kind, run_id = lane_kind(lane.number), lane.run_id
-        if run_id:
-            self._follow(run_id, kind)
-        missing = await asyncio.to_thread(_missing, folder, lane.shards)
+        kind = lane_kind(lane.number)
+        run = self._follow(lane.run_id, kind) if lane.run_id else None
+        missing = await asyncio.to_thread(_missing, self._folder, lane.shards)
         while missing:
-            run_id = run_id or await self._submit(lane.title, kind, {**parameters, "shards": missing})
-            await self._start(run_id)
-            begun.set()
-            try:
-                has_ended = await self._end(run_id, kind, patience)
-            except VirnucError as error:
-                left = await asyncio.to_thread(_missing, folder, lane.shards)
-                if len(left) == len(missing):
-                    raise
+            run = run or await self._submit(lane.title, kind, {**parameters, "shards": missing})
+            await self._until(run.has_begun)
+            on_begun()
+            error = await self._end(run, patience)
+            left = await asyncio.to_thread(_missing, self._folder, lane.shards)
+            if len(left) == len(missing) and not run.is_held:
+                lost = f"{lane.title}: its run ended, and its shards are not in {self._folder.shards}."
+                raise error or LaneError(lost)
+            if error:
                 _log.warning("%s goes on with %d shards elsewhere: %s", lane.title, len(left), error)
-            else:
-                left = await asyncio.to_thread(_missing, folder, lane.shards)
-                if has_ended and len(left) == len(missing):
-                    raise LaneError(
-                        f"{lane.title}: its run ended, and its shards are not in {folder.shards}."
-                    )
-            missing, run_id = left, None
+            missing, run = left, None
 
-    async def _submit(self, title: str, kind: str, parameters: Mapping[str, Any]) -> UUID:
+    async def _submit(self, title: str, kind: str, parameters: Mapping[str, Any]) -> PoolRun:
         self._num_submitted[kind] += 1
         run = await arun_deployment(
             self._deployment,
@@ -273,49 +302,38 @@ class PoolRuns:
             work_queue_name=self._queue,
             timeout=0,
         )
-        self._follow(run.id, kind)
-        return run.id
+        return self._follow(run.id, kind)
 
-    def _follow(self, run_id: UUID, kind: str) -> None:
-        self._states[run_id] = None
-        self._journals.follow(journal_name(kind, run_id))
+    def _follow(self, run_id: UUID, kind: str) -> PoolRun:
+        run = PoolRun(run_id, self._folder.lane_journal(journal_name(kind, run_id)))
+        self._runs.append(run)
+        self._at_work[run_id] = run
+        return run
 
-    async def _start(self, run_id: UUID) -> None:
-        """Waits until a worker has begun a run."""
-        await self._until(lambda: (state := self._states[run_id]) and not state.is_scheduled())
-
-    async def _end(self, run_id: UUID, kind: str, patience: float) -> bool:
-        """Waits for the end of a run; returns False for one that is held, whose work others do.
-
-        Raises:
-            VirnucError: it ended without success, or has not got on for `patience` seconds.
-        """
-        name = journal_name(kind, run_id)
-        progress = (-1, 0.0)
+    async def _end(self, run: PoolRun, patience: float) -> VirnucError | None:
+        """Waits until a run ends or is held; returns the error of one that failed or has not got on for `patience` seconds."""
+        num_events, since = -1, 0.0
 
         def is_over() -> bool:
-            nonlocal progress
-            state = self._states[run_id]
-            if state is None:
+            nonlocal num_events, since
+            if run.state is None:
                 return False
-            if not state.is_running() or self._journals.num_events(name) != progress[0]:
-                progress = (self._journals.num_events(name), time.monotonic())
-            return state.is_final() or state.name == HELD or time.monotonic() - progress[1] > patience
+            if not run.state.is_running() or len(run.events) != num_events:
+                num_events, since = len(run.events), time.monotonic()
+            return run.state.is_final() or run.is_held or time.monotonic() - since > patience
 
         await self._until(is_over)
-        state = self._states.pop(run_id)
-        await asyncio.to_thread(self._journals.leave, name)
-        assert state is not None
-        if state.name == HELD:
-            _log.warning("a worker takes no work: %s", state.message)
-            return False
-        if not state.is_final():
-            await _cancel([run_id])
-            raise LaneError(f"its run hangs: no progress for {patience:.0f} s.")
-        if not state.is_completed():
-            ended = f"its run ended in state {state.name} ({state.message}): its log on the Prefect server says more."
-            raise self._journals.error(name, ended)
-        return True
+        del self._at_work[run.id]
+        await asyncio.to_thread(run.read, self._observe)
+        assert run.state is not None
+        if run.is_held:
+            _log.warning("a worker takes no work: %s", run.state.message)
+            return None
+        if not run.state.is_final():
+            async with get_client() as client:
+                await client.set_flow_run_state(run.id, Cancelling())
+            return LaneError(f"its run hangs: no progress for {patience:.0f} s.")
+        return None if run.state.is_completed() else run.error
 
     async def _until(self, is_so: Callable[[], object]) -> None:
         async with self._changed:
@@ -333,7 +351,7 @@ class PoolRuns:
             while True:
                 await asyncio.sleep(_SECONDS_BETWEEN_POLLS)
                 try:
-                    found = await _read_states(client, [own, *self._states])
+                    found = await _read_states(client, [own, *self._at_work])
                 except httpx.HTTPError as error:
                     raise VirnucError(
                         f"Prefect's server has not answered for long ({error!r}). Finished shards are kept: retry this run "
@@ -343,13 +361,24 @@ class PoolRuns:
                     raise CancelledRunError(
                         f"this run was ended at the server ({state}). Finished shards are kept."
                     )
-                await asyncio.to_thread(self._journals.poll)
+                for run in list(self._at_work.values()):
+                    await asyncio.to_thread(run.read, self._observe)
                 async with self._changed:
-                    self._states |= {key: state for key, state in found.items() if key in self._states}
+                    for run_id in found.keys() & self._at_work.keys():
+                        self._at_work[run_id].state = found[run_id]
                     self._changed.notify_all()
                 if time.monotonic() > notice and found:
                     notice = time.monotonic() + _SECONDS_BETWEEN_NOTICES
                     await self._notice(client, list(found.values()))
+
+    def reports(self) -> list[LaneReport]:
+        """The work of every lane that has started."""
+        reports = []
+        for run in self._runs:
+            begun = [place for place, event in enumerate(run.events) if isinstance(event, LaneStarted)]
+            if begun:
+                reports.append(lane_report(run.events[begun[0] :], run.journal.stem))
+        return sorted(reports, key=lambda report: (report.lane, report.started))
 
     async def _notice(self, client: PrefectClient, states: Sequence[State[Any]]) -> None:
         """Logs what the runs do, and warns when no worker is online."""
@@ -384,17 +413,6 @@ def divide(costs: Sequence[float], lane_seconds: float, num_slots: int) -> Itera
         left, begin = left - seconds, end
 
 
-def require_lasting_server() -> str:
-    """The address of the server in the user's settings; UsageError if none is set."""
-    url: str | None = PREFECT_API_URL.value()
-    if not url:
-        raise UsageError(
-            "mode pool needs a Prefect server that outlives this run: run `virnuc server up` and set PREFECT_API_URL to the "
-            "address that it prints, or choose mode local."
-        )
-    return url
-
-
 def pool_device(client: SyncPrefectClient, device: str) -> str:
     """The kind of device, "cuda" or "cpu", for `device` "auto" or "cpu"."""
     if device == "cpu":
@@ -411,11 +429,6 @@ def cancel_children() -> None:
     with get_client(sync_client=True) as client:
         for run in _unfinished_children(client, [UUID(flow_run.id)]):
             client.set_flow_run_state(run.id, Cancelling(message="The run that asked for it has ended."))
-
-
-async def _release(window: asyncio.Semaphore, begun: asyncio.Event) -> None:
-    await begun.wait()
-    window.release()
 
 
 async def _together(work: Callable[[], Any], watch: Callable[[], Any]) -> None:
@@ -444,14 +457,7 @@ async def _as_task(name: str, work: Callable[[], Any], *, retries_in_vain: int) 
         _log.warning("%s failed and is tried again in %.0f s: %s", name, delay, error)
         return True
 
-    @task(
-        name=name,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=len(RETRY_DELAYS_SECONDS),
-        retry_delay_seconds=RETRY_DELAYS_SECONDS,
-        retry_condition_fn=is_retried,
-    )
+    @retried_task(name, RETRY_DELAYS_SECONDS, is_retried)
     async def step() -> None:
         await work()
 
@@ -469,12 +475,6 @@ async def _read_states(client: PrefectClient, run_ids: Sequence[UUID]) -> dict[U
             if run.state is not None:
                 states[run.id] = run.state
     return states
-
-
-async def _cancel(run_ids: Iterable[UUID]) -> None:
-    async with get_client() as client:
-        for run_id in run_ids:
-            await client.set_flow_run_state(run_id, Cancelling())
 
 
 def _earlier_lanes(folder: RunFolder, deployment: str) -> Iterator[Lane]:
@@ -502,10 +502,7 @@ def _unfinished_children(client: SyncPrefectClient, parents: Iterable[UUID]) -> 
             "state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING"]}},
         }
     )
-    found: list[FlowRun] = []
-    while page := client.read_flow_runs(flow_run_filter=wanted, limit=_MAX_READ, offset=len(found)):
-        found += page
-    return found
+    return read_all(client.read_flow_runs, flow_run_filter=wanted)
 
 
 def _missing(folder: RunFolder, shards: Iterable[int]) -> tuple[int, ...]:
@@ -518,6 +515,13 @@ def _token(folder: RunFolder) -> str:
         make_folder(folder.lanes)
         write_text(folder.token, secrets.token_hex(16))
     return folder.token.read_text()
+
+
+def absolute_path(name: str) -> str:
+    """Makes the path of a model or head absolute, for processes in other folders; names stay as they are."""
+    path = os.path.expanduser(name)
+    is_name = name in BUNDLED_HEADS or find_entries(name, None)  # names take precedence over paths
+    return name if is_name or not os.path.exists(path) else os.path.abspath(path)
 
 
 def for_worker(config: RunConfig) -> RunConfig:
@@ -533,9 +537,7 @@ def _error_of(failures: Mapping[int, VirnucError], what: str) -> VirnucError:
     for number, error in sorted(failures.items()):
         numbers.setdefault(str(error), []).append(str(number + 1))
     shown = [f"lane {', '.join(lanes)}: {text}" for text, lanes in numbers.items()]
-    more = f"; and {len(shown) - _REASONS_SHOWN} more reasons" if len(shown) > _REASONS_SHOWN else ""
+    reasons = "; ".join([*shown[:5], *([f"and {len(shown) - 5} more reasons"] if len(shown) > 5 else [])])
     kinds = {type(error) for error in failures.values()}
     kind = kinds.pop() if len(kinds) == 1 else LaneError
-    return kind(
-        f"{what}: {'; '.join(shown[:_REASONS_SHOWN])}{more} Finished shards are kept: run the same command again to go on."
-    )
+    return kind(f"{what}: {reasons} Finished shards are kept: run the same command again to go on.")

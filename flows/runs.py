@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.outputs import require_absolute, require_places
-from flows.recording import choose_lanes, recording
+from flows.recording import choose_lanes, recording, require_absolute, require_places
 from tasks.publishing import show_run
 from tasks.run_entries import evaluation_entry
 from virnuc_core import pipeline
@@ -29,7 +28,7 @@ from virnuc_core.settings import (
 )
 
 if TYPE_CHECKING:  # slow imports, for heads alone
-    from tasks.heads import EvaluationReport, TrainingReport
+    from tasks.heads import HeadReport
     from virnuc_core.training.labels import LabelledFiles
 
 
@@ -61,7 +60,7 @@ def embed(
 
 def train(
     files: "LabelledFiles", out: str, settings: TrainSettings, force: bool, where: LaneSettings
-) -> "TrainingReport":
+) -> "HeadReport":
     """See the flow `train`; raises VirnucError."""
     from tasks.heads import publish_training
     from virnuc_core.training.fit import TrainerSettings
@@ -86,7 +85,7 @@ def train(
 
 def evaluate(
     files: "LabelledFiles", out: str, settings: PredictSettings, force: bool, where: LaneSettings
-) -> "EvaluationReport":
+) -> "HeadReport":
     """See the flow `evaluate`; raises VirnucError."""
     from tasks.heads import publish_evaluation
 

@@ -39,30 +39,11 @@ def is_deployed() -> bool:
 
 
 def begin_flow() -> None:
-    """What every flow does first: its log goes to its page, and a deployed one ends with the worker that started it."""
-    attach_api_log_handler()
-    if is_deployed():
-        end_with_parent()
-
-
-def attach_api_log_handler() -> None:
-    """Sends virnuc's log lines from INFO on to the flow run's page; idempotent.
-
-    The terminal is not affected, since its handlers have levels of their own. Secrets of URLs are left out of all lines.
-    """
-    from prefect.context import FlowRunContext, TaskRunContext
-    from prefect.logging.handlers import APILogHandler
-
+    """What every flow does first: its log is from INFO on and without secrets, and a deployed one ends with its worker."""
     hide_secrets_in_logs()
     log_from_info()
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        # PREFECT_LOGGING_EXTRA_LOGGERS has attached one in a worker's run.
-        if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
-            handler = APILogHandler()
-            # Prefect would warn about every line outside a run.
-            handler.addFilter(lambda record: bool(FlowRunContext.get() or TaskRunContext.get()))
-            logger.addHandler(handler)
+    if is_deployed():
+        end_with_parent()
 
 
 def log_from_info() -> None:
@@ -110,11 +91,13 @@ class ProgressArtifact:
 
 
 def show_table(key: str, rows: Sequence[Mapping[str, object]], description: str | None = None) -> None:
-    """Shows a table; all rows have the same keys."""
+    """Shows a table; what a row lacks is empty."""
     if in_flow():
         from prefect.artifacts import create_table_artifact
 
-        _best_effort(lambda: create_table_artifact([dict(row) for row in rows], key, description))
+        columns = dict.fromkeys(name for row in rows for name in row)
+        filled = [{name: row.get(name, "") for name in columns} for row in rows]
+        _best_effort(lambda: create_table_artifact(filled, key, description))
 
 
 def show_markdown(key: str, markdown: str, description: str | None = None) -> None:

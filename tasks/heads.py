@@ -15,67 +15,43 @@ from virnuc_core.training.metrics import KnownCalls, Metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingReport:
-    """A finished training, for the terminal and `--json`."""
+class HeadReport:
+    """A finished training or evaluation: `document` for `--json`, `summary` for the terminal."""
 
-    training: Training
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        head = self.training.head
-        return {
-            **self.training.run.document,
-            "head": str(head.path),
-            "head_fingerprint": head.fingerprint,
-            "temperature": head.trained.temperature,
-            "best_epochs": list(head.trained.best_epochs),
-            "test": {level: asdict(figures) for level, figures in head.levels.items()},
-        }
-
-    @property
-    def summary(self) -> str:
-        """A few lines of text."""
-        head = self.training.head
-        lines = [f"test records, {line}" for line in scores_in_words(head.levels)]
-        return "\n".join([*lines, f"head: {head.path}", f"its card: {card_of(head.path)}"])
+    document: dict[str, Any]
+    summary: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationReport:
-    """A finished evaluation in the folder `out`, for the terminal and `--json`."""
-
-    out: Path
-    evaluation: Evaluation
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """Content of evaluation.json."""
-        return self.evaluation.document
-
-    @property
-    def summary(self) -> str:
-        """A few lines of text."""
-        return "\n".join([*scores_in_words(self.evaluation.levels), f"results: {self.out}"])
-
-
-def publish_training(training: Training) -> TrainingReport:
+def publish_training(training: Training) -> HeadReport:
     """Writes the head's card and plots, and shows the card in Prefect."""
     head = training.head
-    text = head_card(training, head.levels)
-    write_text(card_of(head.path), text)
+    card = card_of(head.path)
+    text = head_card(training)
+    write_text(card, text)
     show_markdown("virnuc-head", text, "The head and how good it is")
     _draw(RunFolder(run_folder_of(head.path)).training, head.calls, head.levels)
-    return TrainingReport(training=training)
+    scores = [f"test records, {line}" for line in scores_in_words(head.levels)]
+    document = {
+        **training.run.document,
+        "head": str(head.path),
+        "head_fingerprint": head.fingerprint,
+        "temperature": head.trained.temperature,
+        "best_epochs": list(head.trained.best_epochs),
+        "test": {level: asdict(figures) for level, figures in head.levels.items()},
+    }
+    return HeadReport(
+        document=document, summary="\n".join([*scores, f"head: {head.path}", f"its card: {card}"])
+    )
 
 
-def publish_evaluation(out: Path, evaluation: Evaluation) -> EvaluationReport:
+def publish_evaluation(out: Path, evaluation: Evaluation) -> HeadReport:
     """Writes evaluation.md and the plots, and shows the page in Prefect."""
     page = evaluation_page(evaluation.run.plan, evaluation.levels)
     write_text(out / "evaluation.md", page)
     show_markdown("virnuc-evaluation", page, "How good the calls are")
     _draw(out, evaluation.calls, evaluation.levels)
-    return EvaluationReport(out=out, evaluation=evaluation)
+    scores = scores_in_words(evaluation.levels)
+    return HeadReport(document=evaluation.document, summary="\n".join([*scores, f"results: {out}"]))
 
 
 def _draw(folder: Path, calls: dict[str, KnownCalls], levels: dict[str, Metrics]) -> None:

@@ -8,15 +8,15 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
-from tasks.artifacts import show_markdown, show_table
-from tasks.pages.markdown import cell, code
+from tasks.artifacts import show_table
+from tasks.pages.markdown import code
 from virnuc_core.errors import InputError, UnreadableInputError, UsageError
 from virnuc_core.files import file_digest, parse_object, write_text
 from virnuc_core.models.catalogue import head_of, resolve_head
@@ -27,10 +27,6 @@ from virnuc_core.settings import RunConfig
 
 FileStatus = Literal["failed", "rejected", "skipped", "waiting", "done", "kept"]
 STATUSES: Final[tuple[FileStatus, ...]] = get_args(FileStatus)  # most urgent first
-# An inbox holds other files too; the reader itself goes by content.
-SUFFIXES: Final = frozenset({".fa", ".fasta", ".fas", ".fna", ".ffn", ".fsa", ".fq", ".fastq"})
-COMPRESSIONS: Final = frozenset({".gz", ".bgz", ".zst", ".xz", ".bz2"})
-MAX_ROWS: Final = 1000  # of a page
 
 _log = logging.getLogger(__name__)
 
@@ -116,16 +112,21 @@ class FileOutcome:
 
 def sample_name(path: Path) -> str | None:
     """The name of a sequence file without its format suffixes; None for other files."""
-    stem = Path(path.stem) if path.suffix.lower() in COMPRESSIONS else path
-    if path.name.startswith(".") or stem.suffix.lower() not in SUFFIXES:
-        return None
-    return stem.stem
+    is_compressed = path.suffix.lower() in (".gz", ".bgz", ".zst", ".xz", ".bz2")
+    stem = Path(path.stem) if is_compressed else path
+    # An inbox holds other files too; the reader itself goes by content.
+    suffixes = (".fa", ".fasta", ".fas", ".fna", ".ffn", ".fsa", ".fq", ".fastq")
+    return stem.stem if stem.suffix.lower() in suffixes and not path.name.startswith(".") else None
 
 
 def settings_digest(config: RunConfig) -> str:
-    """Digest of what decides about results: the head's content, and all settings but those of place and speed."""
+    """Digest of what decides about results: settings but those of place and speed, head, size and time of own weights."""
     settings = config.model_dump_json(exclude={"devices", "token_budget", "shard_seconds", "head"})
-    text = f"{settings} {file_digest(resolve_head(head_of(config)))}"
+    given = [Path(name) for name in (config.esm_model, config.dnabert_model) if name]
+    own = [path for model in given if model.is_absolute() for path in (model, *sorted(model.rglob("*")))]
+    weights = [path.stat() for path in own if path.is_file()]
+    stamps = [(found.st_size, found.st_mtime_ns) for found in weights]
+    text = f"{settings} {file_digest(resolve_head(head_of(config)))} {stamps}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -158,28 +159,24 @@ class DigestCache:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, Any] = {}
-        self.used: dict[str, str] = {}
+        self._used: dict[str, str] = {}
         try:
             self._known = parse_object(path.read_bytes()) if path.exists() else {}
         except (OSError, ValueError) as error:
             _log.warning("%s cannot be read (%r): every file is read again", path, error)
-        self._saved_at = time.monotonic()
 
     def sha256(self, file: FileSnapshot) -> str:
         """Hex digest of a file; raises InputError if it cannot be read."""
         key = f"{file.size} {file.mtime_ns} {file.path}"
         digest = str(self._known.get(key) or input_digest(file.path).sha256)
         if not file.reason_to_wait(0.0):  # else it is being written, and the digest matches no snapshot
-            self.used[key] = digest
-        if time.monotonic() - self._saved_at > 10.0:
-            self.save({**self._known, **self.used})
+            self._used[key] = digest
         return digest
 
-    def save(self, digests: Mapping[str, str]) -> None:
-        """Writes digests, at last those that were used: not those of files that are gone."""
-        self._saved_at = time.monotonic()
+    def save(self) -> None:
+        """Writes the digests that were used: not those of files that are gone."""
         try:
-            write_text(self._path, json.dumps(digests, indent=0))
+            write_text(self._path, json.dumps(self._used, indent=0))
         except OSError as error:
             _log.warning("%s cannot be written (%s): files are read again next time", self._path, error)
 
@@ -217,7 +214,7 @@ class Night:
                     self._reject(file, sha256, "Its path is not valid UTF-8. Rename it.")
                 elif new.setdefault(key, wanted) is not wanted:
                     new[key].copies.append(file)
-        digests.save(digests.used)
+        digests.save()
         return list(new.values())
 
     def settle(self, computed: Computed) -> None:
@@ -326,16 +323,13 @@ class NightlyReport:
         ]
 
     def publish(self) -> None:
-        """Shows the report on the run's page in Prefect."""
+        """Shows a table of the files on the run's page in Prefect."""
         amounts = "{contigs:,} contigs called, {contigs_virus:,} of them virus, in {run_seconds:,} s of runs"
         lines = [f"# {self.summary}", "", f"- inbox: {code(self.inbox)}", f"- results: {code(self.out)}"]
-        lines += [f"- {amounts.format(**self.metrics)}", ""]
-        others = self._with_status("failed", "rejected", "skipped", "waiting")[:MAX_ROWS]
-        lines += [f"- {other.status} {code(other.name)}: {cell(other.why)}" for other in others]
-        show_markdown("virnuc-night", "\n".join(lines), self.summary)
-        left_out = f", of which the first {MAX_ROWS} are shown" if len(self.outcomes) > MAX_ROWS else ""
-        if rows := self.rows[:MAX_ROWS]:
-            show_table("virnuc-night-files", rows, f"{self.summary}{left_out}")
+        lines.append(f"- {amounts.format(**self.metrics)}")
+        if len(self.outcomes) > 1000:
+            lines.append("- the first 1,000 of them are shown")
+        show_table("virnuc-night", self.rows[:1000], "\n".join(lines))
 
     def _with_status(self, *statuses: FileStatus) -> list[FileOutcome]:
         return [outcome for status in statuses for outcome in self.outcomes if outcome.status == status]

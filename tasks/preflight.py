@@ -4,20 +4,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final
 
 from prefect.client.orchestration import get_client
 from prefect.runtime import deployment
 
+from tasks.server import server_time
 from virnuc_core.device_record import MAX_FAILURES, settle_failures
 from virnuc_core.doctor.preflight import host_fault, version_fault
 from virnuc_core.env_config import child_environment, env
 from virnuc_core.errors import HostError
-
-MAX_SKEW_SECONDS: Final = 30.0
-_CHECK_SECONDS: Final = 180.0  # the first import of torch from a network file system takes a minute
 
 
 def find_fault(require_folder: Callable[[], None], device: str) -> str | None:
@@ -34,9 +30,8 @@ def find_fault(require_folder: Callable[[], None], device: str) -> str | None:
 def clock_fault() -> str | None:
     """Whether the clock of this host differs from the server's, by which lost runs are found and files have settled."""
     with get_client(sync_client=True) as client:
-        server = parsedate_to_datetime(client.request("GET", "/health").headers["Date"])
-    skew = (datetime.now(UTC) - server).total_seconds()
-    if abs(skew) <= MAX_SKEW_SECONDS:
+        skew = (datetime.now(UTC) - server_time(client)).total_seconds()
+    if abs(skew) <= 30:
         return None
     return f"the clock of this host is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's: synchronize it"
 
@@ -57,9 +52,9 @@ def device_fault(record: Path | None, device: str) -> str | None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_CHECK_SECONDS,
+            timeout=180,  # the first import of torch from a network file system takes a minute
         )
-    except subprocess.TimeoutExpired:
-        return f"the GPU does not answer within {_CHECK_SECONDS:.0f} s"
+    except subprocess.TimeoutExpired as error:
+        return f"the GPU does not answer within {error.timeout:.0f} s"
     lines = done.stderr.strip().splitlines() or [f"the check of the GPU ended with {done.returncode}"]
     return lines[-1] if done.returncode else None

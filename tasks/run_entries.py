@@ -15,7 +15,6 @@ from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import parse_object
 from virnuc_core.run_folder import EVALUATED_RUN, EVALUATION_FILES, RunFolder, run_folder_of
 
-_ID: Final = re.compile(r"[0-9a-f-]{8,64}")
 _PARAMS: Final = (
     *("kind", "input_digest", "plan_fingerprint", "chunk_length", "min_length", "frames"),
     *("embeddings", "virnuc_version"),
@@ -24,12 +23,7 @@ _MODEL_PARAMS: Final = (
     *("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compiled"),
     "token_budget",
 )
-_RUN_FILES: Final = (
-    *("virus_summary.tsv", "contigs.tsv", "chunks.tsv", "rejected.tsv"),
-    *("report.html", "run.json"),
-)
-_PLOTS: Final = ("roc.png", "reliability.png")
-_TRAINING_FILES: Final = tuple(f"training/{name}" for name in ("records.tsv", "figures.json", *_PLOTS))
+
 
 Value = str | int | float | bool | None
 Row = Mapping[str, Value]
@@ -48,7 +42,6 @@ class Entry:
         note: text on its page.
         files: to be copied; those that are not there, and links, are left out.
         tables: rows by name.
-        figures_of: run folder whose figures are drawn.
     """
 
     id: str
@@ -62,7 +55,6 @@ class Entry:
     note: str = ""
     files: Sequence[Path] = ()
     tables: Mapping[str, Sequence[Row]] | None = None
-    figures_of: Path | None = None
 
 
 def entries_of(out: Path) -> list[Entry]:
@@ -77,7 +69,7 @@ def entries_of(out: Path) -> list[Entry]:
 
 
 def run_entry(root: Path) -> Entry:
-    """Of the finished run in a folder; with files and figures if it was a flow.
+    """Of the finished run in a folder; with files if it was a flow.
 
     Raises:
         DamagedFileError: its run.json cannot be read, or is none.
@@ -95,7 +87,7 @@ def evaluation_entry(root: Path) -> Entry:
     document = _read(report)
     with _raising_damaged(report):
         metrics = _level_metrics({level: document[level] for level in ("chunks", "contigs")}, "")
-        files = _own_files(root, EVALUATION_FILES) if run.figures_of else []
+        files = _own_files(root, EVALUATION_FILES) if run.files else []
         return replace(run, metrics=[*run.metrics, *metrics], files=[*run.files, *files])
 
 
@@ -112,13 +104,14 @@ def _raising_damaged(report: Path) -> Iterator[None]:
 def _entry_of(root: Path, document: Mapping[str, Any]) -> Entry:
     is_flow = document["run_as"] == "flow"
     run_id, lanes = document["id"], document["lanes"]
-    if not _ID.fullmatch(run_id):
+    if not re.fullmatch(r"[0-9a-f-]{8,64}", run_id):
         raise ValueError("id")
     names = [file["name"] for file in document["inputs"]]
     links = {name.replace("_", ".", 1): str(text) for name, text in document["links"].items()}
     labels = {f"virnuc.{name}": str(text) for name, text in document["labels"].items() if text}
     prefect = {name: text for name, text in links.items() if name.startswith("prefect.")}
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    tables = [f"{name}.tsv" for name in ("predictions", "contigs", "regions", "rejected")]
     return Entry(
         id=run_id,
         name=prefect.get("prefect.flow_run_name") or f"{document['kind']} {names[0] if names else ''}{more}",
@@ -129,9 +122,8 @@ def _entry_of(root: Path, document: Mapping[str, Any]) -> Entry:
         tags={"virnuc.out": str(root.resolve()), **labels, **prefect},
         inputs=document["inputs"],
         note="\n".join(f"- {line}" for line in str(document["summary"]).splitlines()),
-        files=_own_files(root, _RUN_FILES) if is_flow else (),
+        files=_own_files(root, [*tables, "report.html", "run.json"]) if is_flow else (),
         tables={"lanes": lanes} if is_flow and lanes else None,
-        figures_of=root if is_flow else None,
     )
 
 
@@ -192,11 +184,12 @@ def _with_training(entry: Entry, root: Path) -> Entry:
     ]
     fitted = [("temperature", float(found), 0)] if (found := figures["temperature"]) else []
     metrics = [*entry.metrics, *_level_metrics(figures["test"], "test_"), *fitted, *curves]
-    if entry.figures_of is None:
+    if not entry.files:
         return replace(entry, metrics=metrics)
     head = RunFolder(root.resolve()).embedded
     beside = _own_files(head.parent, [head.name, f"{head.stem}.md"])
-    return replace(entry, metrics=metrics, files=[*entry.files, *_own_files(root, _TRAINING_FILES), *beside])
+    names = [f"training/{name}" for name in ("records.tsv", "figures.json", "roc.png", "reliability.png")]
+    return replace(entry, metrics=metrics, files=[*entry.files, *_own_files(root, names), *beside])
 
 
 def _level_metrics(levels: Mapping[str, Mapping[str, Any]], prefix: str) -> list[Point]:

@@ -1,8 +1,8 @@
 """The steps of a run as Prefect tasks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from virnuc_core.pipeline import Steps
 from virnuc_core.retries import DELAYS_SECONDS, is_repeated, translate_os_errors
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import State, TaskRun
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -32,22 +33,30 @@ class FlowSteps(Steps):
 
 def as_task(name: str, call: Callable[[], R], *, repeats: bool = True) -> "Task[[], R]":
     """A task without parameters, since Prefect would walk through all that a plan or a table holds."""
-    from prefect import task
-    from prefect.cache_policies import NO_CACHE
 
-    @task(
-        name=name,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=len(DELAYS_SECONDS) if repeats else 0,
-        retry_delay_seconds=list(DELAYS_SECONDS),
-        retry_condition_fn=retry_if_transient,
-    )
+    @retried_task(name, DELAYS_SECONDS if repeats else (), retry_if_transient)
     def step() -> R:
         with translate_os_errors():
             return call()
 
     return step
+
+
+def retried_task(
+    name: str, delays: Sequence[float], is_retried: Callable[..., Any]
+) -> "Callable[[Callable[P, R]], Task[P, R]]":
+    """Makes a function a task that is neither cached nor persisted, and retried after `delays` in seconds."""
+    from prefect import task
+    from prefect.cache_policies import NO_CACHE
+
+    return task(
+        name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=len(delays),
+        retry_delay_seconds=list(delays),
+        retry_condition_fn=is_retried,
+    )
 
 
 def retry_if_transient(task: "Task[..., Any]", run: "TaskRun", state: "State[Any]") -> bool:

@@ -9,14 +9,13 @@ import getpass
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from itertools import chain
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
@@ -28,20 +27,14 @@ from virnuc_core.errors import StorageLostError, VirnucError
 from virnuc_core.files import make_private, open_lock
 from virnuc_core.host_memory import without_collection
 from virnuc_core.plain_text import without_secrets
-from virnuc_core.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 EXPERIMENT: Final = "virnuc"
-# Larger files stay in the run's folder only, whose path is a tag.
-MAX_ARTIFACT_BYTES: Final = 20_000_000
 _RUN_TAG: Final = "virnuc.run"
 _FLOW_RUN_TAG: Final = "prefect.flow_run_id"
-_SECONDS_TO_CONNECT: Final = 10.0
-_MAX_DIGEST_LENGTH: Final = 36  # MLflow's
-_MAX_PARAM_LENGTH: Final = 500
 
 Status = Literal["FAILED", "KILLED"]
 
@@ -53,7 +46,6 @@ class Store:
     """MLflow's store, connected to in a thread: the import alone takes seconds, and a server may not answer."""
 
     def __init__(self, on_connected: "Callable[[MlflowClient, str], None] | None" = None) -> None:
-        self._is_imported = Event()
         self._connection: Future[tuple[MlflowClient, str]] = Future()
         context = copy_context()
         Thread(target=context.run, args=(self._connect, on_connected), name="mlflow", daemon=True).start()
@@ -61,10 +53,7 @@ class Store:
     def _connect(self, on_connected: "Callable[[MlflowClient, str], None] | None") -> None:
         try:
             with without_collection():  # the store's modules are imported when a client is made
-                try:
-                    _import_mlflow()
-                finally:
-                    self._is_imported.set()
+                _import_mlflow()
                 client, experiment = _connect()
             if on_connected is not None:
                 on_connected(client, experiment)
@@ -81,12 +70,9 @@ class Store:
         """A client, and the id of the experiment.
 
         Raises:
-            StorageLostError: the store cannot be used, or its server does not answer within 10 s.
+            StorageLostError: the store cannot be used, or its server does not answer within 5 s.
             UsageError: there is no folder for it.
         """
-        self._is_imported.wait()
-        if wait([self._connection], _SECONDS_TO_CONNECT if env().tracking_uri else None).not_done:
-            raise StorageLostError(f"MLflow does not answer within {_SECONDS_TO_CONNECT:.0f} s")
         with _raising_storage_lost():
             return self._connection.result()
 
@@ -158,20 +144,18 @@ def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
     begin, end = int(entry.started * 1000), int(entry.finished * 1000)
     run = found[0] if found else client.create_run(experiment, begin, tags, entry.name)
     run_id = run.info.run_id
-    params = {
-        name: str(value)[:_MAX_PARAM_LENGTH] for name, value in entry.params.items() if value is not None
-    }
+    params = {name: str(value)[:500] for name, value in entry.params.items() if value not in (None, "")}
     client.log_batch(
         run_id,
         metrics=[Metric(name, value, end, step) for name, value, step in entry.metrics],
-        params=[Param(*param) for param in params.items() if param[1]],
+        params=[Param(*param) for param in params.items()],
         tags=[RunTag(*tag) for tag in tags.items()] if found else [],
     )
     context = [InputTag("mlflow.data.context", "input")]
     datasets = [
         Dataset(
             name=file["name"],
-            digest=file["sha256"][:_MAX_DIGEST_LENGTH],
+            digest=file["sha256"][:36],  # no more fits into its database
             source_type="local",
             source=json.dumps({"uri": file["name"]}),
             profile=json.dumps({"bytes": file["size"], "sha256": file["sha256"]}),
@@ -180,26 +164,11 @@ def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
     ]
     client.log_inputs(run_id, [DatasetInput(dataset, context) for dataset in datasets])
     for path in entry.files:
-        if path.stat().st_size <= MAX_ARTIFACT_BYTES:
+        if path.stat().st_size <= 20_000_000:  # larger ones stay in the run's folder, whose path is a tag
             client.log_artifact(run_id, str(path))
     for name, rows in (entry.tables or {}).items():
         client.log_text(run_id, _tsv(rows), f"{name}.tsv")
-    if entry.figures_of is not None:
-        _draw(client, run_id, entry.figures_of)
     client.set_terminated(run_id, "FINISHED", end)
-
-
-def _draw(client: "MlflowClient", run_id: str, root: Path) -> None:
-    from tasks.pages.plots import run_figures
-
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            for name, figure in run_figures(RunFolder(root)):
-                figure.savefig(Path(scratch) / f"{name}.png")
-        except Exception as error:  # noqa: BLE001 - a figure is not worth a run, whatever is wrong with it
-            _log.warning("a figure cannot be drawn (%s): it is left out", error)
-        for path in sorted(Path(scratch).iterdir()):
-            client.log_artifact(run_id, str(path))
 
 
 def _tsv(rows: Sequence[Row]) -> str:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from virnuc_core.inference.events import (
     GpuSample,
     LaneEvent,
-    LaneFailed,
     LaneFinished,
     LaneReport,
     LaneStarted,
@@ -44,10 +43,6 @@ def done(shard: int, lane: int = 0, frames: int = 10, forward: float = 0.5) -> S
 
 def sample(utilization: float, memory_gb: float, lane: int = 0) -> GpuSample:
     return GpuSample(lane=lane, utilization=utilization, memory_bytes=int(memory_gb * 1e9))
-
-
-def failed(lane: int = 0) -> LaneFailed:
-    return LaneFailed(lane=lane, error="LaneError", message="gone", retryable=True)
 
 
 def finished(lane: int = 0) -> LaneFinished:

@@ -29,7 +29,6 @@ BROAD_EXCEPT = {
     "virnuc_cli/main.py:main": "the outermost boundary: every failure becomes one line and an exit code",
     "tasks/tracking.py:_connect": "the end of a thread: its failure is raised by who waits for it",
     "tasks/tracking.py:_raising_storage_lost": "MLflow's clients of stores raise the errors of their own libraries",
-    "tasks/tracking.py:_draw": "a figure is not worth a run, whatever is wrong with it",
     "virnuc_core/remote.py:_errors_of": "each kind of object storage raises the errors of its own libraries",
     "virnuc_core/inference/lane_process.py:_answer": "the end of a process: its failure goes to the parent",
 }
@@ -55,7 +54,9 @@ def num_parameters(function: Function) -> int:
 
 
 def is_flow(function: Function) -> bool:
-    return any(ast.unparse(decorator).startswith("flow(") for decorator in function.decorator_list)
+    return any(
+        ast.unparse(decorator).startswith(("flow(", "run_flow(")) for decorator in function.decorator_list
+    )
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:

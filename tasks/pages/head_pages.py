@@ -1,6 +1,6 @@
 """Pages about heads as Markdown: the model card, the evaluation, and the tables of metrics in both."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -11,7 +11,7 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.pipeline import Training
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule, chunks_in_words
-from virnuc_core.training.metrics import Confusion, Metrics
+from virnuc_core.training.metrics import Metrics
 from virnuc_core.training.split import PARTS
 
 _SCALARS: Final = (
@@ -41,75 +41,55 @@ _LIMITS: Final = (
     "Scores are probabilities where half of what is scored is viral: it is fitted and calibrated with both classes "
     "weighted alike. Where viruses are rare, more of what is called virus is not.",
 )
-
-
 _FRAME_LIMITS: Final[dict[FrameRule, str]] = {
     "open": "A chunk whose six frames all have a stop codon has no score.",
     "longest": f"A chunk without a stop-free stretch of {LEAST_RESIDUES} codons has no score.",
 }
-
-
 _ARCHITECTURE: Final[dict[FrameRule, str]] = {
     "open": "Linear, BatchNorm, ReLU, Dropout 0.5, Linear, as published.",
     "longest": "A code of 64 numbers for each stretch; scores of a chunk from the codes of its stretches, and of a contig "
     "from its chunks in their order, by convolutions and attention. Fitted to contigs of 1 to 24 chunks.",
 }
-_FITTED: Final = (
-    "Viral and other records are drawn equally often, groups of related records less often than their size says. The weights "
-    "are those of the round with the smallest loss on the validation records; the temperature, fitted to these, is part of the "
-    "head and changes no call of a frame or a chunk."
-)
 
 
-def head_card(training: Training, levels: Mapping[str, Metrics]) -> str:
-    """The model card of a head, deterministic; `levels` are metrics on the test records, of chunks and of contigs."""
-    lines = [
+def head_card(training: Training) -> str:
+    """The model card of a head, deterministic."""
+    plan = training.run.plan
+    paragraphs = [
         f"# {cell(Path(training.run.out).name)}",
-        "",
-        f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[training.run.plan.frames]} of chunks "
-        f"of {training.run.plan.chunk_length} bp.",
-        "",
+        f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[plan.frames]} of chunks "
+        f"of {plan.chunk_length} bp.",
         _command(training),
-        "",
-        *_warnings(training),
+        *(f"> **Warning:** {warning}" for warning in training.head.warnings),
         "## Models",
-        "",
-        *_models(training.run.plan),
-        "",
+        _models(plan),
         "## Data",
-        "",
         *_data(training),
-        "",
         "## Training",
-        "",
-        *_training(training),
-        "",
+        _settings(training),
+        f"{_ARCHITECTURE[plan.frames]} Viral and other records are drawn equally often, groups of related records less often "
+        "than their size says. The weights are those of the round with the smallest loss on the validation records; the "
+        "temperature, fitted to these, is part of the head and changes no call of a frame or a chunk.",
         "## Metrics on the test records",
-        "",
         "Nothing was chosen by their help: they were neither learnt from nor looked at while the head was fitted.",
-        "",
-        *_all_metrics(levels, "###"),
+        *_metrics(training.head.levels, "###"),
         "## Limits",
-        "",
-        *(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[training.run.plan.frames])),
+        "\n".join(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[plan.frames])),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics]) -> str:
     """What was evaluated, and its metrics."""
     models = " and ".join(f"{cell(model.name)} ({model.arithmetic})" for model in plan.models)
-    lines = [
+    paragraphs = [
         f"# Evaluation of {cell(plan.head.name if plan.head else '')}",
-        "",
         f"Models: {models}. Chunks of {chunks_in_words(plan.chunk_length)}, their {FRAMES_IN_WORDS[plan.frames]}. "
         f"Input: {', '.join(cell(file.name) for file in plan.inputs)}.",
-        "",
         f"Head: {code(plan.head.fingerprint if plan.head else '')}",
-        "",
-        *_all_metrics(levels, "##"),
+        *_metrics(levels, "##"),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def scores_in_words(levels: Mapping[str, Metrics]) -> list[str]:
@@ -128,11 +108,7 @@ def _command(training: Training) -> str:
     return f"    virnuc predict contigs.fa --out run {models} {chunks} --head {Path(training.run.out).name}"
 
 
-def _warnings(training: Training) -> list[str]:
-    return [line for warning in training.head.warnings for line in (f"> **Warning:** {warning}", "")]
-
-
-def _models(plan: RunPlan) -> list[str]:
+def _models(plan: RunPlan) -> str:
     rows = [
         (
             model_name(model),
@@ -146,28 +122,26 @@ def _models(plan: RunPlan) -> list[str]:
     return table(("model", "dimensions", "layer", "arithmetic", "weights (SHA-256)"), rows)
 
 
-def _data(training: Training) -> list[str]:
+def _data(training: Training) -> Iterator[str]:
     files = [(cell(file.name), size(file.size), code(file.sha256)) for file in training.labelled.files]
-    lines = [*table(("file", "size", "SHA-256"), files), ""]
+    yield table(("file", "size", "SHA-256"), files)
     genbank = training.labelled.genbank
     if genbank["records"]:
-        lines += [
+        yield (
             f"GenBank: {genbank['records']:,} records; {genbank['left_out']:,} left out, whose lineage does not say what "
-            f"they are; {genbank['prophages']:,} prophages cut out of cellular records.",
-            "",
-        ]
+            f"they are; {genbank['prophages']:,} prophages cut out of cellular records."
+        )
     rows = []
     for class_name in dict.fromkeys(one.class_name for one in training.split.counts):
         own = {one.part: one for one in training.split.counts if one.class_name == class_name}
         records = [f"{own[part].records:,} ({own[part].groups:,})" for part in PARTS]
         rows.append((cell(class_name), *records, *(f"{own[part].frames:,}" for part in PARTS)))
     columns = [f"{what}: {part}" for what in ("records (groups)", "frames") for part in PARTS]
-    lines += table(("class", *columns), rows)
-    lines += ["", "Records of which nothing is embedded are not counted."]
-    return lines
+    yield table(("class", *columns), rows)
+    yield "Records of which nothing is embedded are not counted."
 
 
-def _training(training: Training) -> list[str]:
+def _settings(training: Training) -> str:
     settings, trained = asdict(training.settings), training.head.trained
     rows = [(name.replace("_", " "), f"{value:g}") for name, value in settings.items()]
     temperature = "not calibrated" if trained.temperature is None else f"{trained.temperature:.4f}"
@@ -178,61 +152,22 @@ def _training(training: Training) -> list[str]:
     if trained.contig_temperature is not None:
         intercept, slope = trained.contig_temperature
         rows.append(("temperature of contigs", f"{intercept:.4f} + {slope:.4f} log(scored chunks)"))
-    return [*table(("setting", "value"), rows), "", f"{_ARCHITECTURE[training.run.plan.frames]} {_FITTED}"]
+    return table(("setting", "value"), rows)
 
 
-def _scalars(levels: Mapping[str, Metrics]) -> list[str]:
-    rows = [
+def _metrics(levels: Mapping[str, Metrics], heading: str) -> Iterator[str]:
+    scalars = [
         (name, *(number(attrgetter(key)(figures)) for figures in levels.values())) for name, key in _SCALARS
     ]
-    return table(("", *levels), rows)
-
-
-def _all_metrics(levels: Mapping[str, Metrics], heading: str) -> list[str]:
-    """`heading` is the Markdown prefix of headings."""
-    lines = [*_scalars(levels), ""]
+    yield table(("", *levels), scalars)
     for level, figures in levels.items():
-        lines += [f"{heading} By class: {level}", "", *_by_class(figures), ""]
-        lines += [f"{heading} By length of the record: {level}", "", *_by_length(figures), ""]
-        lines += [f"{heading} Reliability: {level}", "", *_reliability(figures), ""]
-    return lines
-
-
-def _by_class(figures: Metrics) -> list[str]:
-    rows = [
-        (
-            cell(one.name),
-            *map(number, (one.count, one.scored, one.called_virus)),
-            f"{one.called_virus / one.scored:.1%}" if one.scored else "n/a",
-        )
-        for one in figures.by_class
-    ]
-    return table(("class", "all", "with a score", "called virus", "share"), rows)
-
-
-def _by_length(figures: Metrics) -> list[str]:
-    def virus_calls(counts: Confusion) -> tuple[str, str]:
-        viral = counts.viral_called_virus + counts.viral_called_other
-        other = counts.other_called_virus + counts.other_called_other
-        return f"{counts.viral_called_virus:,} of {viral:,}", f"{counts.other_called_virus:,} of {other:,}"
-
-    rows = [
-        (
-            f"{one.shortest:,} bp and more"
-            if one.longest is None
-            else f"{one.shortest:,} to {one.longest:,} bp",
-            *map(number, (one.count, one.scored, one.auroc, one.accuracy)),
-            *virus_calls(one.confusion),
-        )
-        for one in figures.by_length
-    ]
-    header = ("record", "all", "with a score", "AUROC", "accuracy", "viruses found", "others called virus")
-    return table(header, rows)
-
-
-def _reliability(figures: Metrics) -> list[str]:
-    rows = [
-        (f"{one.low:.1f} to {one.high:.1f}", *map(number, (one.count, one.mean_p, one.share_viral)))
-        for one in figures.reliability
-    ]
-    return table(("P(virus)", "sequences", "mean P(virus)", "share of viruses"), rows)
+        yield f"{heading} By class: {level}"
+        rows = [
+            (
+                cell(one.name),
+                *map(number, (one.count, one.scored, one.called_virus)),
+                f"{one.called_virus / one.scored:.1%}" if one.scored else "n/a",
+            )
+            for one in figures.by_class
+        ]
+        yield table(("class", "all", "with a score", "called virus", "share"), rows)

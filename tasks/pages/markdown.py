@@ -1,7 +1,7 @@
 """Markdown for Prefect and MLflow pages; names from input files are escaped."""
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.plain_text import visible
@@ -33,20 +33,10 @@ def number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
-def link(target: str) -> str:
-    """A link if a browser can follow it, else text to copy."""
-    return f"[{target}]({target})" if target.startswith(("http://", "https://")) else code(target)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table with formatted cells; all columns but the first are right-aligned."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with formatted cells; all columns but the first are right-aligned."""
     rule = ["---", *["--:"] * (len(header) - 1)]
-    return [f"| {' | '.join(line)} |" for line in (header, rule, *rows)]
-
-
-def links_of(links: Mapping[str, str]) -> list[str]:
-    """A list of named links."""
-    return [f"- {name.replace('_', ' ')}: {link(target)}" for name, target in links.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows))
 
 
 def size(num_bytes: int) -> str:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tasks.pages import plots
 from tests.forked_lanes import fork_lanes
 from tests.made_models import WIDTH, MadeModels, make_esm2, make_head, make_models
 from virnuc_cli.main import main
@@ -79,16 +78,15 @@ def write_class(path: Path, gc: float, count: int, seed: int) -> Path:
 
 @contextmanager
 def fast_runs() -> Iterator[None]:
-    """Forks lanes from this process, and draws no plots, which take half the time of a small run."""
+    """Forks lanes from this process."""
     with pytest.MonkeyPatch.context() as patch:
         fork_lanes(patch)
-        patch.setattr(plots, "run_figures", lambda _: ())
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _fast_runs() -> Iterator[None]:
-    """Overridden where plots are tested."""
+    """Overridden where lanes are spawned."""
     with fast_runs():
         yield
 

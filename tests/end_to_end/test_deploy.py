@@ -150,7 +150,7 @@ def test_a_crashed_run_is_scheduled_again_twice(server: Server, tmp_path: Path) 
         "tests.end_to_end.crashing.crash",
     )
     text = prefect.read_text().replace("    parameters: {mode: pool}\n", "")
-    for entrypoint in ("flows.evaluate.evaluate", "flows.lanes.plan_run"):
+    for entrypoint in ("flows.on_demand.evaluate", "flows.lanes.plan_run"):
         text = text.replace(entrypoint, crashing)
     prefect.write_text(text)
     automations.write_text(automations.read_text().replace("within: 30", "within: 10"))

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,12 +20,9 @@ from uuid import UUID
 import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
-from prefect.deployments.runner import EntrypointType
-from prefect.exceptions import ObjectAlreadyExists
 from prefect.flow_engine import run_flow
 from prefect.runtime import flow_run
 from prefect.server.api.server import SubprocessASGIServer
@@ -37,6 +34,7 @@ from prefect.settings import (
 )
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running
 
+from deployments.deploy import deploy
 from deployments.processes import interruptible
 from flows import lanes, pool
 from flows.lanes import HELD, embed_lane, journal_name, lane_kind, plan_run
@@ -71,16 +69,7 @@ A_SHARD_A_LANE = 1e-9  # minutes
 
 @pytest.fixture(scope="module", autouse=True)
 def deployed(prefect_server: None) -> None:
-    with get_client(sync_client=True) as client:
-        for name in pool.WORK_POOLS.values():
-            with suppress(ObjectAlreadyExists):  # made by other tests of this session
-                client.create_work_pool(WorkPoolCreate(name=name, type="process"))
-    for each in (embed_lane, plan_run):
-        for kind in ("gpu", "cpu"):
-            how = each.to_deployment(
-                kind, work_pool_name=f"virnuc-{kind}", entrypoint_type=EntrypointType.MODULE_PATH
-            )
-            how.apply()
+    deploy()
 
 
 @pytest.fixture(autouse=True)
@@ -260,24 +249,6 @@ def test_switches_are_those_of_who_asks_for_the_run(
     assert "VIRNUC_V1_ATTENTION is set for this worker and does not count" in caplog.text
 
 
-def test_links_keep_their_names(contigs: Path, config: RunConfig, models: MadeModels, tmp_path: Path) -> None:
-    """As in a cache whose files are links to others, and where the shared folder is a link on each host."""
-    (tmp_path / "blobs").mkdir()
-    blob = models.head.rename(tmp_path / "blobs" / "0123abcd")
-    models.head.symlink_to(blob)
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    try:
-        with Worker() as worker:
-            planned(str(tmp_path / "link" / "run"), str(contigs), config, "pool")
-    finally:
-        models.head.unlink()
-        blob.rename(models.head)
-    [run] = worker.done
-    assert run.parameters["folder"] == str(tmp_path / "link" / "run")
-    assert run.parameters["config"]["head"] == str(models.head)
-
-
 def test_errors_come_back_as_what_they_are(
     root: Path,
     contigs: Path,
@@ -298,26 +269,6 @@ def test_errors_come_back_as_what_they_are(
         computed(str(root), "pool")
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
     assert max(Counter(run.parameters["lane"] for run in worker.done).values()) == 3
-
-
-def test_others_compute_what_a_host_that_is_not_fit_has_taken(
-    root: Path, client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It keeps its slot, and that does not count against the shards."""
-
-    def hold(run: FlowRun) -> None:
-        set_state(run, Running(name=HELD, message="no mount"))
-
-    ends = iter([hold] * 8)
-    with Worker(lambda run: next(ends, pretend)(run)) as worker:
-        computed(str(root), "pool")
-    assert len(worker.done) == 10
-    assert len(contents(root)) == 2
-    assert "a worker takes no work: no mount" in caplog.text
-    assert {run.state_name for run in map(client.read_flow_run, (run.id for run in worker.done))} == {
-        HELD,
-        "Completed",
-    }
 
 
 def test_a_held_lane_says_why_and_ends_with_its_run(
@@ -466,7 +417,7 @@ def test_a_lane_of_a_cancelled_run_does_not_begin(root: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("num_lanes", "seconds"),
-    [(12, 4.0), pytest.param(200, 180.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    [(12, 4.0), pytest.param(60, 180.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 def test_a_server_that_is_away_is_waited_for(
     root: Path, num_lanes: int, seconds: float, client: SyncPrefectClient
@@ -556,7 +507,7 @@ def test_what_the_pool_needs_is_asked_for_first(monkeypatch: pytest.MonkeyPatch)
         choose_lanes(where, ("cpu",))
     with (
         temporary_settings(restore_defaults={PREFECT_API_URL}),
-        pytest.raises(UsageError, match="mode pool needs a Prefect server that outlives this run"),
+        pytest.raises(UsageError, match="no Prefect server is named: set PREFECT_API_URL"),
     ):
         choose_lanes(where, ("cpu",))
 

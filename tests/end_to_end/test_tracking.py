@@ -16,7 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 from prefect.logging.handlers import APILogHandler
 
-from flows.predict import predict
+from flows.on_demand import predict
 from tasks import artifacts
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
@@ -28,7 +28,7 @@ SetEnv = Callable[..., None]
 
 @pytest.fixture(scope="module", autouse=True)
 def _fast_runs() -> None:
-    """Overrides the fixture: plots are drawn here, and lanes are spawned."""
+    """Overrides the fixture: lanes are spawned here."""
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,7 @@ def test_a_flow_is_found_again_in_mlflow_and_in_prefect(
     assert run.info.status == "FINISHED"
     assert (run.data.tags["virnuc.mode"], run.data.tags["virnuc.project"]) == ("local", "soil")
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert {"chunks.tsv", "contigs.tsv", "report.html", "run.json"} <= files
-    assert {"lanes.tsv", "virus_score.png"} <= files
+    assert {"chunks.tsv", "contigs.tsv", "report.html", "run.json", "lanes.tsv"} <= files
     lanes = Path(client.download_artifacts(run.info.run_id, "lanes.tsv", str(tmp_path))).read_text()
     assert lanes.splitlines()[1].split("\t")[4] == str(len(report.plan.shards))
     asyncio.run(APILogHandler.aflush())
@@ -136,8 +135,11 @@ def check_prefect(client: SyncPrefectClient, flow_run_id: UUID) -> None:
     flow_run = client.read_flow_run(flow_run_id)
     assert flow_run.state_name == "Completed"
     assert "contigs.fa" in flow_run.name
-    tables = {"virnuc-summary", "virnuc-lanes", "virnuc-packing"}
-    assert shown(flow_run_id).keys() == {*tables, "virnuc-lane-0"}
+    assert shown(flow_run_id).keys() == {"virnuc-summary", "virnuc-lanes", "virnuc-lane-0"}
+    page = str(shown(flow_run_id)["virnuc-summary"])
+    assert page.startswith("# 6 contigs: ")
+    assert "/run/report.html`" in page
+    assert "| ESM-2 esm2 | 96 | fp32, packed engine, sdpa attention | " in page
     assert shown(flow_run_id)["virnuc-lane-0"] == 100.0
     assert any(line.startswith("plan: esm2") for line in lines(flow_run_id))
     assert any(line.startswith("lane 0 on cpu: ") for line in lines(flow_run_id))
@@ -188,19 +190,10 @@ def test_tracking_is_switched_off(
 
 
 def test_nothing_of_a_foreign_folder_is_done_or_copied_from_elsewhere(
-    client: MlflowClient, virnuc: CommandLine, models: MadeModels, contigs: Path, run: Path, tmp_path: Path
+    client: MlflowClient, virnuc: CommandLine, run: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
     secret.write_text("key")
-    record = run / "tracking" / "0123456789abcdef"
-    record.mkdir(parents=True)
-    (record / "lock").write_text(client.tracking_uri)
-    entries = [{"run": 0, "do": "open", "name": "x", "tags": {}, "time": 1.0, "parent": None}]
-    entries += [{"run": 0, "do": "files", "paths": [str(secret)]}]
-    (record / "artifacts.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    virnuc.done("predict", contigs, "--out", run, *models.flags)
-    assert (record / "artifacts.jsonl").exists()
-
     document = json.loads((run / "run.json").read_text())
     document |= {"run_as": "flow", "id": "abcdef0123456789", "out": str(secret)}
     document["labels"] = {"files": str(secret)}

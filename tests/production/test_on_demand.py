@@ -9,8 +9,10 @@ from mlflow import MlflowClient
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
+from prefect.states import Scheduled
 
-from tests.end_to_end.conftest import write_class
+from deployments.deploy import FILES
+from tests.end_to_end.conftest import wait_until, write_class
 from tests.production.conftest import (
     LANE_MINUTES,
     ON_GPUS,
@@ -81,6 +83,33 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     assert tracked.data.metrics["lanes"] == len(lanes)
 
 
+def test_a_run_without_its_input_and_mlflow_and_retried_twice_after_prefect_deploy(
+    stack: Stack, genomes: Path, local_run: Path, tmp_path: Path
+) -> None:
+    """As the page's Retry does it: after a failure, and once it was complete; deployed by Prefect's own command."""
+    deploy = ("--no-prompt", "deploy", "--all", "--prefect-file", FILES / "prefect.yaml")
+    deployed = stack.shell("prefect", *deploy)
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    mlflow, absent, out = stack.program("mlflow"), tmp_path / genomes.name, tmp_path / "run"
+    assert mlflow is not None
+    mlflow.suspend()
+    try:
+        run_id = stack.ask(inputs=[str(absent)], out=str(out))
+        stack.wait_for(run_id, "Failed")
+        absent.write_bytes(genomes.read_bytes())
+        for attempt in (2, 3):
+            again = Scheduled(name="AwaitingRetry", message="Retry from the page")
+            stack.client.set_flow_run_state(run_id, again, force=True)
+            wait_until(lambda attempt=attempt: stack.client.read_flow_run(run_id).run_count == attempt)  # type: ignore[misc]
+            stack.wait_for(run_id, "Completed", 300)
+            done = shards_done(out)
+            assert sorted(done) == list(range(len(read_plan(RunFolder(out).plan).shards)))
+    finally:
+        mlflow.resume()
+    assert same_results(local_run, out)
+    assert stack.shell("virnuc_cli", "server", "track", out).returncode == 0
+
+
 def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path) -> None:
     files = {
         kind: [str(write_class(tmp_path / f"{kind}.fa", gc, 8, seed))]
@@ -122,16 +151,16 @@ def test_wrong_parameters_are_refused_before_there_is_a_run(
         "inputs": {"inputs": 7},
         "settings.precision": {"settings": {"precision": "fp17"}},
         "settings": {"settings": {"no_such": 1}},
-        "no_such": {"no_such": 1},
     }
     for field, parameters in wrong.items():
         with pytest.raises(PrefectHTTPStatusError) as caught:
             stack.ask(**{**right, **parameters})
         assert field in caught.value.response.text
     params = [f"--param={name}={json.dumps(value)}" for name, value in right.items()]
-    asked = stack.shell("prefect", "deployment", "run", "predict/on-demand", *params, "--param=mode=pol")
-    assert asked.returncode == 1
-    assert "'mode'" in asked.stdout + asked.stderr
+    for added, said in (("mode=pol", "'mode'"), ("no_such=1", "no_such")):
+        asked = stack.shell("prefect", "deployment", "run", "predict/on-demand", *params, f"--param={added}")
+        assert asked.returncode == 1
+        assert said in asked.stdout + asked.stderr
     assert num_runs(stack) == before
 
 

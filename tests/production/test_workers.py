@@ -1,4 +1,4 @@
-"""Workers that are not fit are refused, or hold their lanes for others to compute."""
+"""Several hosts with one shared folder: those that are not fit hold their lanes for others, and one dies."""
 
 import os
 import shutil
@@ -53,8 +53,8 @@ def installation(folder: Path, file: str, old: str, new: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
-    """They hold what they take, but for the sick one, which fails it until its worker ends."""
+def test_a_run_goes_round_hosts_that_are_not_fit_and_one_that_dies(tmp_path: Path) -> None:
+    """They hold what they take, but for the sick one, which fails it until its worker ends; the dying one has a namesake."""
     shared = tmp_path / "shared"
     shared.mkdir()
     genomes, out, local = shared / "genomes.fa", shared / "run", tmp_path / "local"
@@ -67,14 +67,14 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
     )
     changed = {
         "outdated": ("virnuc_core/__init__.py", f'"{__version__}"', '"0.0.9"'),
-        "early": ("tasks/preflight.py", "(datetime.now(UTC) - server).total_seconds()", "300.0"),
+        "early": ("tasks/preflight.py", "(datetime.now(UTC) - server_time(client)).total_seconds()", "300.0"),
         "sick": ("flows/lanes.py", COMPUTE, 'raise DeviceLostError("this device is lost.")'),
     }
     port = free_port()
-    names = ["fit", "unmounted", *changed]
+    names = ["fit", "unmounted", *changed, "fit"]
     with ExitStack() as stack:
         hosts = stack.enter_context(made_hosts(names, tmp_path, port))
-        fit, unmounted, *_, sick = hosts
+        fit, unmounted, *_, sick, dying = hosts
         client = stack.enter_context(SyncPrefectClient(fit.server))
         serve = ("prefect", "server", "start", "--host", "0.0.0.0", "--port", str(port))
         fit.start(*serve, PREFECT_HOME=str(fit.home / "prefect"))
@@ -83,7 +83,7 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
         unmounted.hidden = shared
         work = ("virnuc_cli", "server", "worker")
         fit.start(*work, "--devices", "none", "--runs", "1")
-        for host in hosts[1:]:
+        for host in hosts[1:-1]:
             own = installation(tmp_path / host.name, *changed[host.name]) if host.name in changed else {}
             host.start(*work, "--devices", "cpu", "--runs", "0", **own)
         server = Server(client=client)
@@ -103,8 +103,11 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
         assert "virnuc 0.0.9 is installed here" in reasons["outdated"]
         assert "the clock of this host is 300 s ahead" in reasons["early"]
         wait_until(lambda: "3 lanes in a row failed" in sick.log.read_text(), 300)
-        assert server.state(run_id) == "Running"
+        dying.start(*work, "--devices", "cpu", "--runs", "0")
+        [lost] = wait_until(lambda: [run for run in server.lanes(run_id) if run.state_name == "Running"], 300)
+        dying.die()
         fit.start(*work, "--devices", "cpu", "--runs", "0")
         server.wait_for(run_id, "Completed", 600)
+        assert server.state(lost.id) == "Crashed"
     assert same_results(local, out)
     assert {lane.host for lane in lane_events(out, LaneStarted)} == {"fit"}

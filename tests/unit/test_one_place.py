@@ -21,7 +21,7 @@ exec(compile(source.replace(anchor, field + anchor), str(path), "exec"), module.
 
 from prefect.utilities.callables import parameter_schema
 
-from flows.predict import predict as flow
+from flows.on_demand import predict as flow
 from scripts.render.settings import settings_table
 from virnuc_cli.main import cli
 from virnuc_cli.sources import reading

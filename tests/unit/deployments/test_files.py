@@ -149,16 +149,6 @@ def test_compose_runs_what_there_is_on_loopback_and_holds_no_password() -> None:
     assert values.count("://virnuc:${POSTGRES_PASSWORD}@postgres/") == values.count("postgresql+") == 2
 
 
-@pytest.mark.parametrize("path", sorted((EXAMPLES / "slurm").glob("*.sbatch")), ids=lambda path: path.name)
-def test_slurm_job_is_shell_and_runs_what_there_is(path: Path) -> None:
-    text = path.read_text()
-    subprocess.run(["/bin/bash", "-n", str(path)], check=True)
-    options = re.findall(r"^#SBATCH --([a-z-]+)", text, re.MULTILINE)
-    assert {"job-name", "gpus", "time", "output", "signal"} <= set(options)
-    [command] = re.findall(r"^exec (virnuc .*)$", text, re.MULTILINE)
-    require_command(shlex.split(command.removesuffix(' "$@"')))
-
-
 def arguments(instruction: str) -> list[str]:
     return [rest for name, rest in INSTRUCTIONS if name == instruction]
 

@@ -1,14 +1,13 @@
 """Names of flow runs, and checks of their paths."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prefect.runtime import flow_run
 
 from flows.lanes import journal_name, lane_kind
-from flows.outputs import absolute_path, require_absolute
-from flows.recording import labelled_name, run_name
+from flows.pool import absolute_path
+from flows.recording import require_absolute, run_name
 from tasks import artifacts
 from virnuc_core.errors import UsageError
 from virnuc_core.settings import PredictSettings
@@ -18,42 +17,30 @@ FILES = {"viral": ("contigs.fa",), "other": ("absent.fa",)}
 
 
 @pytest.mark.parametrize(
-    ("make_name", "flow", "parameters", "expected"),
+    ("flow", "parameters", "expected"),
     [
         (
-            run_name,
             "predict",
             {"inputs": ["contigs.fa", "absent.fa"], "settings": PredictSettings()},
             "predict contigs.fa and 1 more tiny 1.26 MB",
         ),
         (
-            run_name,
             "embed",
             {"inputs": ["contigs.fa"], "model": "esm2:8M", "settings": None},
             "embed contigs.fa esm2:8M 1.26 MB",
         ),
-        (labelled_name, "train", {"files": FILES}, "train contigs.fa and 1 more 1.26 MB"),
-        (
-            labelled_name,
-            "train",
-            {"files": LabelledFiles(**FILES)},
-            "train contigs.fa and 1 more 1.26 MB",
-        ),
+        ("train", {"files": FILES, "settings": None}, "train contigs.fa and 1 more 1.26 MB"),
+        ("train", {"files": LabelledFiles(**FILES), "settings": None}, "train contigs.fa and 1 more 1.26 MB"),
     ],
 )
 def test_names_of_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make_name: Callable[[], str],
-    flow: str,
-    parameters: dict[str, object],
-    expected: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: str, parameters: dict[str, object], expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("contigs.fa").write_bytes(b"A" * 1_260_000)
     monkeypatch.setitem(flow_run.FIELDS, "parameters", lambda: parameters)
     monkeypatch.setitem(flow_run.FIELDS, "flow_name", lambda: flow)
-    assert make_name() == expected
+    assert run_name() == expected
 
 
 def test_names_of_journals() -> None:

@@ -2,17 +2,12 @@
 
 import errno
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prefect import flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import TaskRun
-from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from tasks.stages import FlowSteps, as_task
-from tests.end_to_end.conftest import wait_until
+from tasks.stages import as_task
 from tests.made_models import MadeRun, copy_of
 from virnuc_core import pipeline, retries
 from virnuc_core.errors import InputError, LaneError
@@ -55,33 +50,3 @@ def test_without_a_flow_a_step_is_tried_again_as_in_one(monkeypatch: pytest.Monk
     steps = Steps()
     assert steps(read) == "listed"
     assert list(steps.seconds) == ["read"]
-
-
-@pytest.mark.usefixtures("prefect_server")
-def test_steps_of_a_flow_follow_each_other_in_its_graph() -> None:
-    ids: list[str] = []
-
-    def index() -> None:
-        """The first step."""
-
-    @flow
-    def run() -> None:
-        steps = FlowSteps(run_as="flow")
-        steps(index)
-        steps.once("embed", lambda: None)
-        ids.append(str(flow_run.id))
-
-    run()
-    with get_client(sync_client=True) as client:
-        # The server records tasks a moment later.
-        found = wait_until(lambda: len(nodes := graph_of(client, ids[0])) == 2 and nodes, 30)
-    assert [(node["label"].partition("-")[0], bool(node["parents"])) for node in found] == [
-        ("index", False),
-        ("embed", True),
-    ]
-
-
-def graph_of(client: SyncPrefectClient, run_id: str) -> list[dict[str, Any]]:
-    graph = client.request("GET", "/flow_runs/{id}/graph-v2", path_params={"id": run_id}).json()
-    nodes = [node for _, node in graph["nodes"]]
-    return sorted(nodes, key=lambda node: str(node["start_time"]))
