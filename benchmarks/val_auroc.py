@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.regions import predict, read_classes, read_rows
-from benchmarks.reports import Json, command_of, options_of, print_and_write
+from benchmarks.calls import predict
+from benchmarks.reports import Json, command_of, options_of, print_and_write, read_rows
 from virnuc_core.training.metrics import KnownCalls, measure
 
 CHUNK_LENGTHS = (500, 300)
@@ -64,10 +64,10 @@ def main() -> None:
     for name in ("fasta", "table"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     arguments = parser.parse_args()
-    classes, results = read_classes(arguments.table), {}
+    classes, results = {row["id"]: row["class"] for row in read_rows(arguments.table)}, {}
     for chunk_length in CHUNK_LENGTHS:
         with tempfile.TemporaryDirectory() as scratch:
-            run = predict(arguments.fasta, Path(scratch), str(chunk_length))
+            run = predict(arguments.fasta, Path(scratch), "--chunk-length", str(chunk_length))
             rows = read_rows(run / "chunks.tsv")
         results[str(chunk_length)] = measure_chunks(rows, classes)
     what = {"command": command_of("val_auroc"), "data": arguments.fasta.name}
