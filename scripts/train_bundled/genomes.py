@@ -74,6 +74,7 @@ _HOST_UNKNOWN: Final = re.compile(
     r"uncultivated|Cenote-Taker test|^length=|^\d+\|length|metagenomic_virus", re.IGNORECASE
 )
 _FIELD: Final = re.compile(r'(\w+)=("[^"]*"|\S+)')
+_SMALL_GROUP: Final = 20_000  # bases
 _COMPOSITION_SPREAD: Final = 0.4  # standard deviation of the logarithm of the change of each base's share
 _BASES: Final = np.frombuffer(b"ACGT", np.uint8)
 
@@ -85,20 +86,14 @@ class Genomes:
     Attributes:
         bases: upper-case sequences.
         classes: int64 (R,) index into the head's CLASSES, or ANY_VIRUS.
-        sources: the class of each record in the table, or "organelle".
+        sources: the class of each record in its header, or "organelle".
         groups: int64 (R,) related records share a group (family or genus, as far as known).
-        organisms: names.
-        families: "" where unknown.
-        genera: of cells, and what the names of viruses begin with; "" where that says nothing.
     """
 
     bases: ByteColumn
     classes: Int64
     sources: tuple[str, ...]
     groups: Int64
-    organisms: tuple[str, ...]
-    families: tuple[str, ...]
-    genera: tuple[str, ...]
 
     @classmethod
     def load(cls, fastas: Sequence[Path], table: Path) -> Self:
@@ -111,10 +106,12 @@ class Genomes:
                 row["id"]: (row["family"], row["organism"]) for row in csv.DictReader(handle, delimiter="\t")
             }
         sequences, classes, sources, kin = [], [], [], []
-        organisms, known_families, genera = [], [], []
         for header, sequence in _records(fastas):
             fields = {name: value.strip('"') for name, value in _FIELD.findall(header)}
-            stated = fields.get("family", ""), fields.get("organism", fields.get("taxon", "").replace("_", " "))
+            stated = (
+                fields.get("family", ""),
+                fields.get("organism", fields.get("taxon", "").replace("_", " ")),
+            )
             family, organism = families.get(header.split()[0], stated)
             source = "organelle" if fields.get("group", "").startswith("organelle") else fields["class"]
             sequences.append(sequence.upper())
@@ -122,17 +119,11 @@ class Genomes:
             classes.append(_class_of(source, family, organism, fields.get("group", "")))
             known_family = "" if family.startswith("(") else family
             kin.append(f"{source}:{known_family or _genus(organism)}")
-            organisms.append(organism.lstrip("|") or header.split()[0])
-            known_families.append(known_family)
-            genera.append(_label_of_genus(source, organism))
         return cls(
             bases=ByteColumn.from_strings(sequences),
             classes=np.array(classes),
             sources=tuple(sources),
             groups=np.unique(kin, return_inverse=True)[1].astype(np.int64),
-            organisms=tuple(organisms),
-            families=tuple(known_families),
-            genera=tuple(genera),
         )
 
     @property
@@ -144,29 +135,27 @@ class Genomes:
 
     def of(self, rows: Int64, bases: ByteColumn) -> "Genomes":
         """Records with the labels of these rows (n,) and other bases, such as pieces of them."""
-        several = (self.sources, self.organisms, self.families, self.genera)
-        sources, organisms, families, genera = (
-            tuple(labels[row] for row in rows.tolist()) for labels in several
-        )
         return Genomes(
             bases=bases,
             classes=self.classes[rows],
-            sources=sources,
+            sources=tuple(self.sources[row] for row in rows.tolist()),
             groups=self.groups[rows],
-            organisms=organisms,
-            families=families,
-            genera=genera,
         )
 
     def split(self, share: float, seed: int) -> tuple["Genomes", "Genomes"]:
-        """Training and held-out genomes: about `share` of the groups of each source, at least one group of each."""
+        """Training and held-out genomes: of each source about `share` of the groups, at least one, but none of its largest.
+
+        A group with more than a fifth of a source's bases is needed for training.
+        """
         rng = np.random.default_rng(seed)
-        sources = np.array(self.sources)
+        sources, lengths = np.array(self.sources), self.bases.lengths
         held = np.zeros(len(sources), np.bool_)
         for source in sorted(set(self.sources)):
-            groups = np.unique(self.groups[sources == source])
-            if len(groups) > 2:
-                chosen = rng.choice(groups, max(1, round(share * len(groups))), replace=False)
+            groups, own = np.unique(self.groups[sources == source], return_inverse=True)
+            sizes = np.bincount(own, lengths[sources == source])
+            small = groups[sizes <= sizes.sum() / 5]
+            if len(small) > 1:
+                chosen = rng.choice(small, max(1, round(share * len(groups))), replace=False)
                 held |= np.isin(self.groups, chosen) & (sources == source)
         return self.take(np.flatnonzero(~held)), self.take(np.flatnonzero(held))
 
@@ -182,16 +171,16 @@ class Genomes:
             classes=np.concatenate((self.classes, np.full(count, CLASSES.index(_CLASS_OF[_RANDOM])))),
             sources=(*self.sources, *[_RANDOM] * count),
             groups=np.concatenate((self.groups, np.full(count, self.groups.max() + 1))),
-            organisms=(*self.organisms, *[_RANDOM] * count),
-            families=(*self.families, *[""] * count),
-            genera=(*self.genera, *[""] * count),
         )
 
-    def weights(self, groups: Int64, group_power: float) -> npt.NDArray[np.float64]:
-        """Sampling probability of each record, float64 (R,): fixed shares of sources, groups (R,) by their size to a power."""
+    def weights(self, group_power: float) -> npt.NDArray[np.float64]:
+        """Sampling probability of each record, float64 (R,): fixed shares of sources, groups by their size to a power.
+
+        Small groups, of which there are many, are drawn in proportion to their size.
+        """
         lengths = self.bases.lengths.astype(float)
-        group_size = np.maximum(1, np.bincount(groups, lengths))
-        weights: npt.NDArray[np.float64] = lengths * (group_size ** (group_power - 1))[groups]
+        group_size = _SMALL_GROUP + np.bincount(self.groups, lengths)
+        weights: npt.NDArray[np.float64] = lengths * (group_size ** (group_power - 1))[self.groups]
         kinds = np.array(self.sources, object)
         kinds[self.is_viral] = _OTHER_VIRUS
         kinds[self.classes == CLASSES.index("prokaryotic virus")] = _PROKARYOTIC
@@ -240,14 +229,6 @@ def _class_of(source: str, family: str, organism: str, group: str) -> int:
     if _HOST_UNKNOWN.search(organism) or _HOST_UNKNOWN.search(group):
         return ANY_VIRUS
     return 0 if _PROKARYOTIC_FAMILIES.search(described) else 1
-
-
-def _label_of_genus(source: str, organism: str) -> str:
-    genus = _genus(organism)
-    if source != "viral":
-        return genus
-    says_nothing = _HOST_UNKNOWN.search(organism) or genus.casefold() in ("", "phage", "virus")
-    return "" if says_nothing else f"{genus} viruses"
 
 
 def _genus(organism: str) -> str:
