@@ -1,6 +1,7 @@
 """The tables of the documentation that come from result files: what each row is, and how its cells are written."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from scripts.render.tables import Json, MakeTable, Results, markdown, table
@@ -85,21 +86,21 @@ def run_rows(results: Results) -> Iterator[Json]:
             yield {"file": name, "command": result["command"], "machine": where}
 
 
-def bundled_groups(results: Results) -> Iterator[tuple[str, Json]]:
-    for file, key, words in (("val_auroc", "chunk_length", "chunks"), ("contig_calls", "length", "contigs")):
-        for length, group in sorted(results[file][key].items(), key=lambda item: int(item[0])):
-            yield f"{words} of {int(length):,} bp", group
+def bundled_sets(results: Results) -> Iterator[tuple[str, str, Json]]:
+    """Title, what was measured, and figures of the bundled models."""
+    for file, title in (("far_auroc", "distant families"), ("val_auroc", "validation set")):
+        for kind, group in results[file]["sets"].items():
+            yield title, kind, group
 
 
 def summary_rows(results: Results) -> Iterator[Json]:
     """One row a length; all of the sequences, but for the calibration error."""
-    for kind, group in bundled_groups(results):
-        count = group["contigs"] if "contigs" in group else group["chunks"]
-        yield {"kind": kind, "count": count, **group, **group["everything"]}
+    for title, kind, group in bundled_sets(results):
+        yield {**group, "title": title, "kind": kind}
 
 
-def class_table(results: Results) -> str:
-    groups = {kind: group["by_class"] for kind, group in bundled_groups(results)}
+def class_table(results: Results, wanted: str) -> str:
+    groups = {kind: own["by_class"] for title, kind, own in bundled_sets(results) if title == wanted}
     rows = [
         [name, *(f"{group[name]['called_virus']:.1%}" if name in group else "" for group in groups.values())]
         for name in sorted({name for group in groups.values() for name in group})
@@ -179,8 +180,8 @@ def score_conditions(results: Results) -> str:
 
 _SUMMARY: Final[dict[str, MakeTable]] = {
     "summary": table(
-        "validation set|number|with a score|AUROC|recall|false positives|precision|calibration error",
-        "{kind}|{count:,}|{share_scored:.1%}|{auroc:.3f}|{recall:.1%}|{false_positive_rate:.1%}|{precision:.1%}"
+        "set|sequences|number|with a score|AUROC|recall|false positives|precision|calibration error",
+        "{title}|{kind}|{count:,}|{share_scored:.1%}|{auroc:.3f}|{recall:.1%}|{false_positive_rate:.1%}|{precision:.1%}"
         "|{ece_balanced:.3f}",
         summary_rows,
     )
@@ -265,7 +266,11 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
             score_speed_rows,
         ),
     },
-    "docs/model-card.md": {**_SUMMARY, "classes": class_table},
+    "docs/model-card.md": {
+        **_SUMMARY,
+        "far classes": partial(class_table, wanted="distant families"),
+        "val classes": partial(class_table, wanted="validation set"),
+    },
     "docs/science.md": _SUMMARY,
     "README.md": _SUMMARY,
 }
