@@ -6,9 +6,6 @@ from typing import Final
 
 from scripts.render.tables import Json, MakeTable, Results, markdown, table
 
-_FIGURES: Final = "{auroc:.3f}|{auprc:.3f}|{mcc:.3f}|{precision:.3f}|{recall:.3f}"
-_FIGURE_NAMES: Final = "AUROC|AUPRC|MCC|precision|recall"
-
 
 def of_kind(results: Results, kind: str) -> list[tuple[str, Json]]:
     return [(name, result) for name, result in results.items() if result.get("kind") == kind]
@@ -108,63 +105,51 @@ def class_table(results: Results, wanted: str) -> str:
     return markdown("|".join(["class", *groups]), rows)
 
 
-def region_rows(results: Results) -> Iterator[Json]:
-    for result in (results[name] for name in ("regions", "regions_short", "regions_500")):
-        length, (least, most) = result["chunk_length"], result["windows"]
-        chunks = "by length" if length == "auto" else f"{length} bp"
-        yield {**result, "windows": f"{least // 1000} to {most // 1000} kb", "chunks": chunks}
-
-
-def region_length_rows(results: Results) -> Iterator[Json]:
-    for result in region_rows(results):
-        for length, group in {"all": result, **result["by_length"]}.items():
-            yield {**result, **group, "kind": "all" if length == "all" else f"{int(length):,} bp"}
-
-
 def score_sets(results: Results) -> Iterator[Json]:
-    """The sets of the scoreboard; `title` is the length of the pieces, or the set's name."""
+    """The sets of the scoreboard; `title` is the set's name, with the length of its pieces if it is cut."""
     for own in results["scoreboard"]["sets"]:
-        yield {**own, "title": f"{own['length']:,} bp" if own["length"] else own["name"]}
+        yield {**own, "title": f"{own['name']}, {own['length']:,} bp" if own["length"] else own["name"]}
 
 
-def score_rows(results: Results, *, subset: str | None) -> Iterator[Json]:
-    """Figures of a subset of the pieces of the validation genomes; None: all subsets of the sets that were looked at once."""
+def score_rows(results: Results) -> Iterator[Json]:
+    """Figures of all sequences of each set, by program."""
     for own in score_sets(results):
-        if bool(own["length"]) == (subset is not None):
-            for name in [subset] if subset else next(iter(own["results"].values())):
-                for program, figures in own["results"].items():
-                    ece = figures[name]["ece_balanced"] if program == "virnuc" else None
-                    titles = {"title": own["title"], "subset": name, "program": program}
-                    yield {**figures[name], **titles, "ece": ece}
-
-
-def score_tier_rows(results: Results) -> Iterator[Json]:
-    for own in score_sets(results):
-        for by_tier in own["tiers"].values():
-            for tier, figures in by_tier.items():
-                yield {**figures, "title": own["title"], "tier": tier}
+        for program, figures in own["results"].items():
+            ece = figures["all"]["ece_balanced"] if program == "virnuc" else None
+            yield {**figures["all"], "title": own["title"], "program": program, "ece": ece}
 
 
 def score_speed_rows(results: Results) -> Iterator[Json]:
-    rates = dict.fromkeys(("mbp_per_minute", "mbp_per_minute_without_start_up", "mbp"))
-    for program, used in results["scoreboard"]["start_up"].items():
-        yield {**used, **rates, "title": "start-up", "program": program}
     for own in score_sets(results):
         for program, used in own["runs"].items():
             yield {**used, "title": own["title"], "program": program, "mbp": own["bases"] / 1e6}
 
 
 def score_class_table(results: Results) -> str:
-    """Share of each class that is called a virus, one column for each program; of two lengths of the file."""
-    chosen = [own for own in score_sets(results) if own["length"] in (500, 5_000)]
+    """Share of each class that is called a virus, one column for each program, of pieces of 5,000 bp."""
+    chosen = [own for own in score_sets(results) if own["length"] == 5_000]
     programs = list(chosen[0]["results"])
     rows = [
         [own["title"], kind, f"{count:,}"]
-        + [f"{100 * own['results'][program]['all']['called_virus'][kind]:.1f} %" for program in programs]
+        + [f"{own['results'][program]['all']['called_virus'][kind]:.1%}" for program in programs]
         for own in chosen
         for kind, count in own["classes"].items()
     ]
     return markdown("|".join(["pieces", "class", "number", *programs]), rows)
+
+
+def calls_table(results: Results) -> str:
+    """Mixtures of distant families by their share of viruses: precision and recall by default, and recall at 0.5."""
+    rows = [
+        [
+            f"{row['share']:.1%}",
+            f"{row['precision']:.1%}",
+            f"{row['recall']:.1%}",
+            f"{row['recall_at_half']:.1%}",
+        ]
+        for row in results["calls"]["mixtures"]
+    ]
+    return markdown("share of viruses|precision|recall|recall of `--relaxed`", rows)
 
 
 def score_conditions(results: Results) -> str:
@@ -223,46 +208,18 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
         ),
         "runs": table("file|command|machine", "{file}.json|`{command}`|{machine}", run_rows),
     },
-    "docs/proviruses.md": {
-        "figures": table(
-            "windows|chunks|segments|contigs|precision|recall|F1",
-            "{windows}|{chunks}|{kind}|{contigs}|{precision:.3f}|{recall:.3f}|{f1:.3f}",
-            region_length_rows,
-        ),
-    },
     "docs/accuracy.md": {
         "conditions": score_conditions,
+        "calls": calls_table,
         "classes": score_class_table,
-        "val": table(
-            f"pieces|program|number|viral|scored|{_FIGURE_NAMES}|calibration error",
-            "{title}|{program}|{sequences:,}|{viral:,}|{scored:percent}|" + _FIGURES + "|{ece:.3f}",
-            lambda results: score_rows(results, subset="all"),
-        ),
-        "prokaryotic": table(
-            f"pieces|program|number|viral|{_FIGURE_NAMES}",
-            "{title}|{program}|{sequences:,}|{viral:,}|" + _FIGURES,
-            lambda results: score_rows(results, subset="without eukaryotic viruses"),
-        ),
-        "tiers": table(
-            "sequences|confidence|number|called right|called virus|of these viral",
-            "{title}|`{tier}`|{sequences:,}|{right:percent}|{called_virus:,}|{precision:percent}",
-            score_tier_rows,
-        ),
-        "compare": table(
-            f"set|sequences|program|number|viral|scored|{_FIGURE_NAMES}",
-            "{title}|{subset}|{program}|{sequences:,}|{viral:,}|{scored:percent}|" + _FIGURES,
-            lambda results: score_rows(results, subset=None),
-        ),
-        "overlap": table(
-            "set|number|overlapping|viral|overlapping viral|mean share found, viral|mean share found, other",
-            "{title}|{sequences:,}|{overlap[overlapping]:,}|{viral:,}|{overlap[overlapping_viral]:,}"
-            "|{overlap[mean_share_viral]:percent}|{overlap[mean_share_other]:percent}",
-            lambda results: (own for own in score_sets(results) if "overlap" in own),
+        "scores": table(
+            "sequences|program|number|viral|AUROC|MCC|precision|recall|calibration error",
+            "{title}|{program}|{sequences:,}|{viral:,}|{auroc:.3f}|{mcc:.3f}|{precision:.3f}|{recall:.3f}|{ece:.3f}",
+            score_rows,
         ),
         "speed": table(
-            "sequences|program|Mbp|seconds|CPU seconds|Mbp/min|Mbp/min without start-up|peak memory, MB",
-            "{title}|{program}|{mbp:.1f}|{seconds:.1f}|{cpu_seconds:.1f}|{mbp_per_minute:.2f}"
-            "|{mbp_per_minute_without_start_up:.2f}|{peak_mb:,}",
+            "sequences|program|Mbp|seconds|Mbp/min|peak memory, MB",
+            "{title}|{program}|{mbp:.1f}|{seconds:.1f}|{mbp_per_minute:.2f}|{peak_mb:,}",
             score_speed_rows,
         ),
     },
