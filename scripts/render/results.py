@@ -114,12 +114,6 @@ def region_rows(results: Results) -> Iterator[Json]:
         yield {**result, "windows": f"{least // 1000} to {most // 1000} kb", "chunks": chunks}
 
 
-def region_length_rows(results: Results) -> Iterator[Json]:
-    for result in region_rows(results):
-        for length, group in {"all": result, **result["by_length"]}.items():
-            yield {**result, **group, "kind": "all" if length == "all" else f"{int(length):,} bp"}
-
-
 def score_sets(results: Results) -> Iterator[Json]:
     """The sets of the scoreboard; `title` is the length of the pieces, or the set's name."""
     for own in results["scoreboard"]["sets"]:
@@ -222,13 +216,6 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
         ),
         "runs": table("file|command|machine", "{file}.json|`{command}`|{machine}", run_rows),
     },
-    "docs/proviruses.md": {
-        "figures": table(
-            "windows|chunks|segments|contigs|precision|recall|F1",
-            "{windows}|{chunks}|{kind}|{contigs}|{precision:.3f}|{recall:.3f}|{f1:.3f}",
-            region_length_rows,
-        ),
-    },
     "docs/accuracy.md": {
         "conditions": score_conditions,
         "classes": score_class_table,
@@ -266,6 +253,12 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
         ),
     },
     "docs/model-card.md": {**_SUMMARY, "classes": class_table},
-    "docs/science.md": _SUMMARY,
+    "docs/science.md": {
+        "figures": table(
+            "contigs|chunks|number|precision|recall|F1",
+            "{windows}|{chunks}|{contigs}|{precision:.3f}|{recall:.3f}|{f1:.3f}",
+            region_rows,
+        ),
+    },
     "README.md": _SUMMARY,
 }
