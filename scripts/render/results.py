@@ -152,6 +152,14 @@ def calls_table(results: Results) -> str:
     return markdown("share of viruses|precision|recall|recall of `--relaxed`", rows)
 
 
+def provirus_text(results: Results) -> str:
+    found = results["calls"]["proviruses"]
+    return (
+        f"Of {found['contigs']} phages of 15 to 20 kb put into 30 kb of bacterial sequence, {found['found']} are found with an overlap of "
+        f"{found['min_overlap']:.0%} or more ([calls.json](../benchmarks/results/calls.json))."
+    )
+
+
 def score_conditions(results: Results) -> str:
     found = results["scoreboard"]
     versions = ", ".join(f"{name} ({version})" for name, version in found["programs"].items())
@@ -228,6 +236,6 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
         "far classes": partial(class_table, wanted="distant families"),
         "val classes": partial(class_table, wanted="validation set"),
     },
-    "docs/science.md": _SUMMARY,
+    "docs/science.md": {"proviruses": provirus_text},
     "README.md": _SUMMARY,
 }
