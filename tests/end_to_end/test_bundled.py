@@ -35,14 +35,16 @@ def test_the_viral_contigs_of_the_examples_are_found(
     assert document["notes"]
 
     labels = column(examples_dir / "labels.tsv", "seq_name", "label")
-    by_default = column(out / "virus_summary.tsv", "seq_name", "topology")
-    virnuc.done("predict", examples_dir / "contigs.fa.gz", "--out", out, "--relaxed")
     calls = column(out / "contigs.tsv", "seq_name", "call")
     viral = [contig for contig in calls if calls[contig] == "virus"]
     assert calls.keys() == labels.keys()
-    assert (
-        set(viral) == {contig for contig in labels if labels[contig] == "virus"} >= by_default.keys() > set()
-    )
+    assert set(viral) == {contig for contig in labels if labels[contig] == "virus"}
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert all(f"    {line}\n" in readme for line in document["summary"].splitlines()[:2])
+    for row in pq.read_table(out / "virus_summary.parquet").to_pylist():
+        numbers = f"{row['virus_score']:.3f} | {row['fdr']:.2f}"
+        said = f"| {row['seq_name']} | {row['length']} | linear | NA | {numbers} | {row['class']} | {row['confidence']} |"
+        assert said in readme
     classes, novelty = (column(out / "contigs.tsv", "seq_name", name) for name in ("class", "novelty"))
     assert {contig for contig, name in classes.items() if name.endswith("virus")} == set(viral)
     assert all(0 <= float(distance) <= 2 for distance in novelty.values())

@@ -264,7 +264,7 @@ class ContigHead(Head):
 
     frames = "longest"
     _kind = "a head of virnuc train for the longest stop-free stretches"
-    tier_rules = (TierRule("confident", 2, 0.95), TierRule("likely", 1, 0.9))
+    tier_rules = (TierRule("confident", 2, 0.9), TierRule("likely", 1, 0.75))
 
     def __init__(self, spec: HeadSpec, dropout: float = 0.0) -> None:
         super().__init__()

@@ -127,8 +127,8 @@ def test_a_contig_with_a_provirus_is_called_by_its_best_one() -> None:
     verdicts, calls = call(contigs, parts, 0.9)
     assert verdicts == ["nonviral", "provirus", "provirus", "nonviral"]
     assert calls.is_provirus.tolist() == [False, True, True, True]
-    assert calls.provirus_confidence[1:].tolist() == ["likely", "confident", "likely"]
-    assert calls.confidence.tolist() == ["likely", "likely", "confident", "unsure"]
+    assert calls.provirus_confidence[1:].tolist() == ["confident", "confident", "confident"]
+    assert calls.confidence.tolist() == ["confident", "confident", "confident", "unsure"]
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_a_contig_with_a_provirus_is_called_by_its_best_one() -> None:
         (MLPClassifier, 5, 4, 0.8, "confident"),
         (MLPClassifier, 5, 3, 0.8, "unsure"),
         (MLPClassifier, 9, 9, 0.6, "unsure"),
-        (ContigHead, 2, 0, 0.95, "confident"),
-        (ContigHead, 2, 2, 0.05, "confident"),
+        (ContigHead, 2, 0, 0.9, "confident"),
+        (ContigHead, 2, 2, 0.1, "confident"),
         (ContigHead, 1, 1, 0.99, "likely"),
-        (ContigHead, 1, 1, 0.9, "likely"),
-        (ContigHead, 9, 9, 0.89, "unsure"),
+        (ContigHead, 1, 1, 0.75, "likely"),
+        (ContigHead, 9, 9, 0.7, "unsure"),
         (ContigHead, 0, 0, NAN, None),
     ],
 )
