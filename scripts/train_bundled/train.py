@@ -84,7 +84,7 @@ _MEASURE_EVERY: Final = 800  # steps
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything that decides the result, apart from the data, the views and the shares of the classes.
+    """What decides the result, apart from the data, the views and the shares of the classes.
 
     Attributes:
         plain_share: of steps with a view whose codons are as they are.
@@ -225,7 +225,7 @@ class Trainer:
             group["lr"] = self.settings.learning_rate * max(rate, 0.005)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Data:
     """What is trained on and measured.
 
@@ -245,7 +245,6 @@ class Data:
     @classmethod
     def read(
         cls,
-        *,
         train: list[Path],
         others: dict[str, Path],
         table: Path,
@@ -269,14 +268,7 @@ class Data:
         samples: dict[str, list[Sample]] = {name: [] for name, _, _ in sets}
         for (name, own, lengths), cut_up in zip(sets, chunks[len(VIEWS) :], strict=True):
             samples[name].append(Sample(*lengths, own, cut_up))
-        return cls(
-            known=known,
-            held=held,
-            train=all_known,
-            tokenizer=tokenizer,
-            chunks=chunks[: len(VIEWS)],
-            samples=samples,
-        )
+        return cls(known, held, all_known, tokenizer, chunks[: len(VIEWS)], samples)
 
     def views(self, device: torch.device) -> list[DeviceChunks]:
         return [DeviceChunks.build(chunks, len(self.train.classes), device) for chunks in self.chunks]
@@ -343,16 +335,9 @@ def main() -> None:
     # Its attention compiles a plan for every new shape, and every batch has new ones.
     torch.backends.cuda.enable_cudnn_sdp(False)
     arguments["work"].mkdir(parents=True, exist_ok=True)
-    start, work = arguments["start"], arguments["work"]
-    data = Data.read(
-        train=arguments["train"],
-        others={name: arguments[name] for name in ("far", "val")},
-        table=arguments["table"],
-        tokenizer=start / TOKENIZER,
-        work=work,
-        settings=settings,
-        jobs=arguments["jobs"],
-    )
+    fastas, table, start, work = (arguments[name] for name in ("train", "table", "start", "work"))
+    others = {name: arguments[name] for name in ("far", "val")}
+    data = Data.read(fastas, others, table, start / TOKENIZER, work, settings, arguments["jobs"])
     sampler = Sampler(data.train, data.views(device), settings)
     print(f"{time.monotonic() - began:.0f} s to read and tokenize", flush=True)
     trainer = Trainer(settings, start, device)
