@@ -20,7 +20,7 @@ Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
 FrameRule = Literal["open", "longest"]
 FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
     "open": "open reading frames",
-    "longest": "longest stop-free stretches",
+    "longest": "longest ORFs",
 }
 # Confidence in a call.
 Tier = Literal["confident", "likely", "unsure"]
@@ -47,7 +47,7 @@ def chunk_steps(rule: ChunkRule) -> tuple[tuple[int, int | None], ...]:
     bounds = [below for _, below in steps[:-1] if below is not None]
     is_sorted = bounds == sorted(set(bounds)) and len(bounds) == len(steps) - 1 and steps[-1][1] is None
     if name != "auto" or not is_sorted or min(size for size, _ in steps) < 1:
-        raise ValueError(f"{rule!r:.60} gives no chunk lengths")
+        raise ValueError(f"{rule!r:.60} does not give chunk lengths")
     return tuple(steps)
 
 
@@ -56,7 +56,7 @@ def chunks_in_words(rule: ChunkRule | None) -> str:
     if rule is None:
         return "whole sequences"
     steps = chunk_steps(rule)
-    sizes = [f"{size} bp" + (f" in records below {below} bp" if below else "") for size, below in steps]
+    sizes = [f"{size} bp" + (f" for sequences below {below} bp" if below else "") for size, below in steps]
     return ", ".join(sizes)
 
 

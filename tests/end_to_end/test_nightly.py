@@ -207,8 +207,8 @@ def test_failure_makes_the_night_fail_at_its_end_and_goes_on_the_next_night(inbo
         state = inbox.night()
     assert state.is_failed()
     assert "4 files: 1 kept, 1 done, 2 failed" in str(state.message)
-    assert "a.fa: UsageError: another run works in" in str(state.message)
-    assert "big.fa: UsageError: another run works in" in str(state.message)
+    assert "a.fa: UsageError: another run is using" in str(state.message)
+    assert "big.fa: UsageError: another run is using" in str(state.message)
     assert statuses(inbox.night()) == {"a.fa": "done", "b.fa": "kept", "big.fa": "done", "c.fa": "kept"}
     assert times(*shards) == shards
 
@@ -335,7 +335,7 @@ def test_a_night_with_nothing_to_do_and_one_that_cannot_begin(inbox: Inbox) -> N
     for name, value in wrong.items():
         with pytest.raises(ParameterTypeError, match=name):
             nightly(str(inbox.folder), str(inbox.out), **{name: value})
-    with locking(inbox.out), pytest.raises(UsageError, match="another run works in"):
+    with locking(inbox.out), pytest.raises(UsageError, match="another run is using"):
         inbox.night().result()
     shutil.rmtree(inbox.folder)
     with pytest.raises(UsageError, match="inbox"):

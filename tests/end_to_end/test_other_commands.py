@@ -39,7 +39,7 @@ def test_features_of_virnucpro_are_scored(virnuc: CommandLine, tmp_path: Path) -
     result = virnuc.done(*command, "--out", out)
     assert result.out == f"{len(ids)} frames scored in {out}\n"
     assert "warning: " in result.err
-    assert "output_1_merged.pt carries no checksums of virnuc" in result.err
+    assert "output_1_merged.pt has no virnuc checksums" in result.err
     table = rows(out)[1:]
     assert [row[0] for row in table] == ids
     np.testing.assert_allclose([[float(x) for x in row[2:]] for row in table], expected, rtol=0, atol=1e-6)

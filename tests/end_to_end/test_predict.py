@@ -60,7 +60,7 @@ def test_a_head_of_no_single_length_cuts_records_by_their_own(
     sizes = {row[contig]: int(row[end]) - int(row[start]) + 1 for row in table[:0:-1]}
     assert [sizes[f"r{length}"] for length in lengths] == [150, 500, 1000, 1000, 1000, 1000]
     assert virnuc.done(*command, "--json").document["shards"]["computed"] == 0
-    assert "500 bp in records below 2000 bp" in virnuc.done("inspect", out).out
+    assert "500 bp for sequences below 2000 bp" in virnuc.done("inspect", out).out
     virnuc.refused(4, "now 700", *command, "--chunk-length", "700")
     table_of_scores = tmp_path / "scores.txt"
     virnuc.done("score", out / "embeddings.h5", "--head", models.longest_head, "--out", table_of_scores)
@@ -234,5 +234,5 @@ def test_shards_that_are_damaged_or_swapped_are_computed_again(
     ]
     for name in ("embeddings.h5", "chunks.tsv", "contigs.tsv"):
         assert (out / name).read_bytes() == (finished / name).read_bytes()
-    assert "shard_00000.h5 is not whole" in caplog.text
-    assert "shard_00001.h5 is of another run" in caplog.text
+    assert "shard_00000.h5 is corrupt" in caplog.text
+    assert "shard_00001.h5 belongs to another run" in caplog.text

@@ -90,7 +90,7 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
         "| temperature | not calibrated |",
         "Groups of validation records: 1 viral and 2 other, and at least 10 of each are needed.",
         *(f"> **Warning:** {warning}" for warning in report["notes"]),
-        "the longest stop-free stretches of chunks of 60 bp",
+        "the longest ORFs of chunks of 60 bp",
         auroc,
     ):
         assert said in card
@@ -168,9 +168,9 @@ def test_what_cannot_be_trained_or_evaluated(
     out = tmp_path / "head.safetensors"
     for files, code, message in (
         (("--viral", few, *classes[2:]), 3, "2 groups of related viral records"),
-        (("--viral", closed, "--other", closed_too), 3, "no record has a stop-free stretch of 10 codons"),
-        ((*classes, same), 3, "the same sequence is viral and is not"),
-        ((), 2, "no sequences are given"),
+        (("--viral", closed, "--other", closed_too), 3, "no record has an ORF of 10 codons"),
+        ((*classes, same), 3, "the same sequence is labelled viral and nonviral"),
+        ((), 2, "no sequences given"),
     ):
         virnuc.refused(code, message, "train", *files, "--out", out, *chosen, "--force")
         assert not out.exists()

@@ -69,7 +69,7 @@ def test_what_cannot_be_embedded(
     [
         ([("a b", "ACGT")], {}, "the id of sequence 0"),
         ([("a", "ACGT"), ("b\n>c", "ACGT")], {}, "the id of sequence 1"),
-        ([("a", ">b\nACGT")], {}, "sequence 0 holds what is no letter"),
+        ([("a", ">b\nACGT")], {}, "sequence 0 contains non-letters"),
         ([("a", "ACGT"), "b.fa"], {}, "not both"),
         ("x.fa", {"esm_model": "650M", "head": None}, "no head is bundled"),
     ],

@@ -26,7 +26,7 @@ def test_the_cpu_computes_rightly() -> None:
 @pytest.mark.parametrize(
     ("built_for", "driver", "visible", "advice"),
     [
-        (None, "580.65.06", None, "this torch is for the CPU alone"),
+        (None, "580.65.06", None, "this torch is CPU-only"),
         ("13.0", "570.10", None, "CUDA 13.0 needs driver 580 or later"),
         ("13.0", "580.65.06", "7", "CUDA_VISIBLE_DEVICES is '7'"),
         ("12.8", "570.10", None, "torch cannot use the GPUs"),

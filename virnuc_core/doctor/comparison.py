@@ -143,7 +143,7 @@ def _embed_with_original(checkpoint: Checkpoint, sequences: list[str], device: s
     """Name and version of the program that the checkpoint is published for, and its mean vectors, fp32 (N, D)."""
     name = checkpoint.name
     if not checkpoint.files:
-        raise UsageError(f"{name} has no files that another program could load: give a checkpoint.")
+        raise UsageError(f"{name} has no files that another program can load: give a checkpoint.")
     package, load = "transformers", _bert_with_alibi if checkpoint.family == "dnabert_s" else _esm_model
     if checkpoint.layout is FAIR_ESM:
         package, load = "fair-esm", _fair_esm

@@ -103,7 +103,7 @@ def load_planned_head(planned: PlannedHead) -> Head:
     """
     path = Path(planned.location)
     if not path.is_file():
-        raise CheckpointError(f"head {planned.name} ({path}) is not there any more: put it back.")
+        raise CheckpointError(f"head {planned.name} ({path}) no longer exists: restore it.")
     _require_unchanged(f"head {planned.name} ({path})", planned.fingerprint, file_digest(path))
     return load_head(path)
 
@@ -111,7 +111,7 @@ def load_planned_head(planned: PlannedHead) -> Head:
 def _require_unchanged(what: str, planned: str, found: str) -> None:
     if found != planned:
         raise MismatchError(
-            f"{what} has changed since the run was planned: fingerprint {planned[:12]}, now {found[:12]}. Put the old one back, "
+            f"{what} has changed since the run was planned: fingerprint {planned[:12]}, now {found[:12]}. Restore the old one, "
             "or start over with --force."
         )
 
@@ -168,7 +168,7 @@ class ModelRunner:
             except DeviceError as error:
                 raise DeviceMemoryError(
                     f"{self._streams.device} has no memory left for even a small batch of model {self.planned.name}: "
-                    "end what else uses it, choose a smaller model, or a device with more memory."
+                    "close other programs on it, or choose a smaller model or a device with more memory."
                 ) from error
             self._streams.download(vectors).wait()
 
@@ -188,13 +188,13 @@ class ModelRunner:
             self._streams.free_memory()
             if len(part) == 1:
                 raise DeviceError(
-                    f"{self._streams.device} has not enough memory for model {self.planned.name} on "
+                    f"{self._streams.device} has too little memory for model {self.planned.name} on "
                     f"{name_of(part.offset)} alone ({part.num_tokens} tokens): use a device with more "
-                    "memory, or leave this sequence out."
+                    "memory, or remove this sequence."
                 )
             self._max_tokens = part.num_tokens // 2
             _log.warning(
-                "%s ran out of memory in model %s on a batch of %d tokens: going on with at most %d at once",
+                "%s ran out of memory in model %s on a batch of %d tokens: continuing with at most %d at once",
                 self._streams.device,
                 self.planned.name,
                 part.num_tokens,
@@ -214,8 +214,7 @@ class ModelRunner:
         if self._load_fp32 is None:
             raise self._broken(inputs, overflowed)
         _log.warning(
-            "model %s: %d of %d sequences, the first of them %s, gave numbers that are not finite in %s; they are "
-            "done again in fp32",
+            "model %s: %d of %d sequences, the first of them %s, gave non-finite values in %s; recomputing them in fp32",
             self.planned.name,
             len(overflowed),
             len(inputs.rows),
@@ -245,8 +244,8 @@ class ModelRunner:
     def _broken(self, inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> CheckpointError:
         """The error for vectors that are not finite in fp32."""
         return CheckpointError(
-            f"model {self.planned.name} gives vectors that are not finite in fp32, the first for "
-            f"{inputs.frame_id(_first_in_row_order(inputs, indices))}: its weights are broken, fetch them again."
+            f"model {self.planned.name} produces non-finite embeddings in fp32, first for "
+            f"{inputs.frame_id(_first_in_row_order(inputs, indices))}: its weights are corrupt; download them again."
         )
 
     @torch.inference_mode()
@@ -336,11 +335,11 @@ class ComputedShard:
                 rows = f"rows {self.shard.begin} to {self.shard.end}"
                 if name in ("scores", "codes"):
                     raise CheckpointError(
-                        f"the head gives scores that are not finite for {rows}: its weights are broken, fetch it again."
+                        f"the head produces non-finite scores for {rows}: its weights are corrupt; download it again."
                     )
                 kind = "DNA" if name == "dna" else "protein"
                 raise CheckpointError(
-                    f"the {kind} vectors of {rows} are too large for float16: use --embeddings float32."
+                    f"the {kind} embeddings of {rows} are too large for float16: use --embeddings float32."
                 )
             arrays[name] = tensor.numpy()
         return ShardResult(**arrays, counters=self.counters)

@@ -157,8 +157,8 @@ def write_tables(
     with Embeddings(folder.embeddings, own=True) as embeddings, ExitStack() as stack:
         if len(embeddings) != store.num_frames:
             raise MismatchError(
-                f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
-                "so they are of different runs. Start over with --force."
+                f"{folder.embeddings} has {len(embeddings)} rows but {store.folder} {store.num_frames}: they belong to "
+                "different runs. Start over with --force."
             )
         write = _open_chunk_files(folder, store, stack)
         scored = stack.enter_context(_scored_blocks(folder, store, embeddings, head, block_chunks))

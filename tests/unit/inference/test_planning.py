@@ -61,7 +61,7 @@ def test_what_is_decided_is_logged(plan: Planner, caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.INFO)
     plan(dnabert_engine="reference")
     assert "engine reference for" in caplog.text
-    assert f"precision of {ESM2}: fp32 (found automatically)" in caplog.text
+    assert f"precision of {ESM2}: fp32 (auto)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,13 @@ def test_settings_of_one_model(plan: Planner) -> None:
 @pytest.mark.parametrize(
     ("kind", "setting", "error", "message"),
     [
-        ("predict", {"precision": "fp16"}, DeviceError, "does not compute in fp16"),
-        ("predict", {"dnabert_precision": "fp16"}, DeviceError, "does not compute in fp16"),
-        ("predict", {"precision": "fp16", "dnabert_precision": "fp32"}, DeviceError, "not compute in fp16"),
+        ("predict", {"precision": "fp16"}, DeviceError, "does not support fp16"),
+        ("predict", {"dnabert_precision": "fp16"}, DeviceError, "does not support fp16"),
+        ("predict", {"precision": "fp16", "dnabert_precision": "fp32"}, DeviceError, "not support fp16"),
         ("predict", {"precision": "fp16", "dnabert_engine": "reference"}, DeviceError, "compute in fp16"),
         ("predict", {"engine": "reference", "dnabert_precision": "bf16"}, UsageError, "--dnabert-precision"),
         ("predict", {"engine": "reference", "precision": "bf16"}, UsageError, "out --precision bf16"),
-        ("predict", {"engine": "reference", "attention": "sdpa"}, UsageError, "leave out --attention sdpa"),
+        ("predict", {"engine": "reference", "attention": "sdpa"}, UsageError, "omit --attention sdpa"),
         ("predict", {"repr_layer": 5}, UsageError, "layer 5"),
         ("predict", {"head": None}, UsageError, r"no head is bundled for dnabert and .*: give --head"),
         ("predict", {"esm_model": None}, UsageError, "both"),

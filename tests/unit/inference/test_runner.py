@@ -263,7 +263,7 @@ def test_what_overflows_in_fp16_is_computed_again_in_fp32(
     assert counters.fp32_batches == counters.batches
     assert result.counters.models[1].fp32_batches == 0
     assert "not finite in fp16" in caplog.text
-    assert "done again in fp32" in caplog.text
+    assert "recomputing them in fp32" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_what_overflows_in_fp16_is_computed_again_in_fp32(
             "head.safetensors",
             "output_layer.weight",
             3e38,
-            r"head gives scores that are not finite for rows 0 to \d+",
+            r"head produces non-finite scores for rows 0 to \d+",
         ),
     ],
 )
@@ -318,7 +318,7 @@ def test_neighbours_change_no_bit_of_a_score(
         assert everything[result].dtype == values.numpy().dtype
         np.testing.assert_allclose(everything[result], values.numpy(), atol=4e-3)
     np.testing.assert_allclose(everything["scores"].sum(1), 1, atol=1e-6)
-    with pytest.raises(MismatchError, match="takes 192 features and the models give 191"):
+    with pytest.raises(MismatchError, match="takes 192 features, but the models produce 191"):
         scorer.score(DNA, PROTEIN[:, 1:], sizes=SIZES)
 
 

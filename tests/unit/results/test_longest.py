@@ -1,4 +1,4 @@
-"""A run over the longest stop-free stretches of chunks, with a head that was trained for them."""
+"""A run over the longest ORFs of chunks, with a head that was trained for them."""
 
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_stored_starts_are_where_the_dna_begins(
     with h5py.File(tmp_path / "y.h5", "w") as other:
         other["ids"], other["dna"], other["protein"] = ["a"], np.zeros((1, 96)), np.zeros((1, 96))
         other.attrs["frames"] = "longest"
-    with pytest.raises(UsageError, match="is for the longest stop-free stretches and needs their 'sizes'"):
+    with pytest.raises(UsageError, match="scores the longest ORFs and needs their 'sizes'"):
         score_embeddings(tmp_path / "y.h5", str(made_models.longest_head), tmp_path / "y.tsv")
     with Embeddings(finished_run.folder.embeddings, own=True) as file:
         assert (file.frames, file.starts) == ("open", None)
@@ -140,4 +140,4 @@ def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
         plan_run(tmp_path / "run", contigs, config)
     facts = inspect_path(tmp_path / "head.safetensors").facts
     assert facts["classes"] == "phage, other virus, bacterium, plasmid"
-    assert facts["frames"] == "longest stop-free stretches"
+    assert facts["frames"] == "longest ORFs"

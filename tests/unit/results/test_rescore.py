@@ -93,7 +93,7 @@ def test_what_cannot_be_scored(
 ) -> None:
     out, own = tmp_path / "out", str(other_head[1])
     for_other_frames = made_models.longest_head if other_head[0] == "open" else made_models.head
-    with pytest.raises(MismatchError, match="was trained for the"):
+    with pytest.raises(MismatchError, match="was trained on the"):
         score_run(run.folder.root, str(for_other_frames), out)
     if other_head[0] == "open":
         wide = make_head(tmp_path / "wide.safetensors", 100)

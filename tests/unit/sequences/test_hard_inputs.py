@@ -114,7 +114,7 @@ def _records() -> Iterator[HardInput]:
 def _refused() -> Iterator[HardInput]:
     proteins = fasta([(f"protein_{i}", protein(200 + i, 50 + i)) for i in range(3)])
     compressed = gzip.compress(fasta([("contig", dna(8000, 60))]), mtime=0)
-    none_usable = "none of the 3 records can be used; the first one: not DNA"
+    none_usable = "none of the 3 records can be used; the first: not DNA"
     yield HardInput("proteins.fa", proteins, error=none_usable)
     yield HardInput("empty.fa", b"", error="no sequence record found")
     yield HardInput("text.txt", b"a text without any header\n", error="neither FASTA nor FASTQ")
