@@ -252,7 +252,7 @@ def _errors_of(url: str, missing: type[InputError | StorageError] = InputError) 
         is_refused |= status is not None and 400 <= status < 500 and status not in (408, 425, 429)
         if is_refused:
             raise StorageError(
-                f"{shown} denies access ({reason}): check the URL and the credentials (from the environment or the provider's "
+                f"{shown} is refused ({reason}): check the URL and the credentials (from the environment or the provider's "
                 "files), and run the same command again."
             ) from error
         raise StorageLostError(

@@ -46,7 +46,7 @@ def test_a_command_on_a_full_disk_says_so(
         code = main(["frames", str(contigs), "--chunk-length", "60", "--out", str(out)])
     assert code == StorageError.exit_code == 6
     assert "virnuc: error: " in (said := capsys.readouterr().err)
-    assert "Make room there" in said
+    assert "Free up space there" in said
     assert list(tmp_path.iterdir()) == []
 
 

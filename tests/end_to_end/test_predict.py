@@ -111,7 +111,7 @@ def test_another_rule_of_calls_reuses_the_shards(
         virnuc.done("inspect", run)
     assert numbers == [5, 0]
     assert (run / "chunks.tsv").read_bytes() == chunks
-    virnuc.refused(2, "head.safetensors gives none", *command, "--fdr", 0.05)
+    virnuc.refused(2, "head.safetensors is not one", *command, "--fdr", 0.05)
 
 
 def test_contigs_are_called_by_the_sample_with_a_calibrated_head(
@@ -173,7 +173,7 @@ def test_missing_and_damaged_shards_are_computed(
     monkeypatch.delenv("VIRNUC_DISABLE_PACKING")
     reload()
     result = virnuc.done(*command, "--json")
-    assert "Set aside" in result.err
+    assert "Moved to" in result.err
     assert result.document["shards"] == {"total": 5, "computed": 4}
     assert {path: path.read_bytes() for path in before} == before
     virnuc.done("inspect", run)

@@ -71,7 +71,7 @@ def test_what_cannot_be_embedded(
         ([("a", "ACGT"), ("b\n>c", "ACGT")], {}, "the id of sequence 1"),
         ([("a", ">b\nACGT")], {}, "sequence 0 contains non-letters"),
         ([("a", "ACGT"), "b.fa"], {}, "not both"),
-        ("x.fa", {"esm_model": "650M", "head": None}, "no head is bundled"),
+        ("x.fa", {"esm_model": "650M", "head": None}, "no classifier head is bundled"),
     ],
 )
 def test_what_cannot_be_predicted(

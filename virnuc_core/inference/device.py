@@ -40,7 +40,9 @@ def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
     if choice == ("cpu",):
         return choice
     if not choice or not all(name.isascii() and name.isdigit() for name in choice):
-        raise UsageError(f"invalid --devices {','.join(choice)}: give auto, cpu, or GPU indices such as 0,1")
+        raise UsageError(
+            f"--devices {','.join(choice)} is not understood: give auto, cpu, or GPU indices such as 0,1"
+        )
     indices = [int(name) for name in choice]
     if len(set(indices)) < len(indices):
         raise UsageError(f"--devices {','.join(choice)} names a GPU twice: give each index once")

@@ -41,7 +41,7 @@ def test_it_reads_back_equal(path: Path, plan: RunPlan) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("chunk_length", 300, "was altered"),
+        ("chunk_length", 300, "was modified"),
         ("schema_version", 99, "schema version 99"),
         ("models", [{}], "cannot be read"),
         ("shards", 3, "cannot be read"),
@@ -148,7 +148,7 @@ def test_a_patch_release_continues_a_run_and_another_series_is_refused() -> None
     require_same_plan(PLAN, patched, FOLDER)
     patched.require_own_series()
     message = (
-        rf"planned by virnuc 99\.0, and {socket.gethostname()} has {__version__}, .*the same version on all"
+        rf"planned by virnuc 99\.0, but {socket.gethostname()} has {__version__}, .*the same version on all"
     )
     with pytest.raises(HostError, match=message):
         replace(PLAN, virnuc_version="99.0").require_own_series()

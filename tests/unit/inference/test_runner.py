@@ -262,15 +262,15 @@ def test_what_overflows_in_fp16_is_computed_again_in_fp32(
     counters = result.counters.models[0]
     assert counters.fp32_batches == counters.batches
     assert result.counters.models[1].fp32_batches == 0
-    assert "not finite in fp16" in caplog.text
+    assert "non-finite values in fp16" in caplog.text
     assert "recomputing them in fp32" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("file", "name", "value", "message"),
     [
-        (DNA_WEIGHTS, BIAS, torch.nan, r"dnabert is broken: layers\.1\.ffn_out\.bias holds"),
-        (DNA_WEIGHTS, BIAS, 3e38, r"vectors that are not finite .*_chunk_1[FR]\d: its weights"),
+        (DNA_WEIGHTS, BIAS, torch.nan, r"dnabert is corrupt: layers\.1\.ffn_out\.bias contains"),
+        (DNA_WEIGHTS, BIAS, 3e38, r"non-finite embeddings .*_chunk_1[FR]\d: its weights"),
         (
             "head.safetensors",
             "output_layer.weight",
@@ -295,7 +295,7 @@ def test_vectors_that_float16_cannot_hold_are_an_error(packed: ShardResult) -> N
         counters=packed.counters,
         seconds=StageSeconds(),
     )
-    with pytest.raises(CheckpointError, match=r"protein vectors of rows 3 to 5 .* --embeddings float32"):
+    with pytest.raises(CheckpointError, match=r"protein embeddings of rows 3 to 5 .* --embeddings float32"):
         large.result()
 
 

@@ -126,7 +126,7 @@ def install(site: Path, version: str, program: str) -> None:
 def test_the_backend_chosen_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         assert resolve_attention("auto", "cpu", "esm2", "fp32", 64) == "sdpa"
-    assert "attention of esm2 on cpu: sdpa (asked for: auto)" in caplog.text
+    assert "attention of esm2 on cpu: sdpa (requested: auto)" in caplog.text
     assert resolve_attention("reference", "cpu", "dnabert_s", "fp32", 64) == "reference"
     with pytest.raises(DeviceError, match="--attention triton needs a CUDA device"):
         resolve_attention("triton", "cpu", "esm2", "bf16", 64)

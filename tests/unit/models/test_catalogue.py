@@ -59,8 +59,8 @@ def test_what_can_be_no_name(name: str) -> None:
         ({}, "tiny"),
         ({"chunk_length": 400, "esm_model": "TINY"}, "tiny"),
         ({"chunk_length": 400, "esm_model": "3B", "head": "a.pth"}, "a.pth"),
-        ({"esm_model": "3B"}, r"no head is bundled for tiny and 3B: give --head"),
-        ({"dnabert_model": "/models/mine"}, r"no head is bundled for mine and tiny"),
+        ({"esm_model": "3B"}, r"no classifier head is bundled for tiny and 3B: give --head"),
+        ({"dnabert_model": "/models/mine"}, r"no classifier head is bundled for mine and tiny"),
         ({"esm_model": None}, "need both"),
         ({"dnabert_model": None, "head": "a.pth"}, "need both"),
     ],
@@ -117,7 +117,7 @@ def test_a_false_discovery_rate_needs_a_calibrated_head(tmp_path: Path) -> None:
     assert frames_of(config) == "longest"
     for facts in ({"frames": "open"}, {"frames": "longest", "calibrated": False}):
         save_head(MLPClassifier(8), head, facts)
-        with pytest.raises(UsageError, match=r"head\.safetensors gives none"):
+        with pytest.raises(UsageError, match=r"head\.safetensors is not one"):
             frames_of(config)
 
 

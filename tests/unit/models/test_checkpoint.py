@@ -181,7 +181,7 @@ def test_weights_that_are_not_finite(name: str, value: float, tmp_path: Path) ->
         assert read_weights(checkpoint, "cpu", torch.bfloat16)[name].isinf().sum() == 1
         return
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(CheckpointError, match=rf"is broken: {name} contains non-finite values"):
+        with pytest.raises(CheckpointError, match=rf"is corrupt: {name} contains non-finite values"):
             read_weights(checkpoint, "cpu", dtype)
 
 
@@ -269,11 +269,11 @@ UNUSABLE: dict[str, Callable[[Path], Path]] = {
     r"contains neither ESM-2 nor DNABERT-S weights \(first tensors: roberta\.weight\)": (
         lambda folder: in_folder(folder, {"roberta.weight": torch.zeros(1)})
     ),
-    "holds a DNABERT-S model where an ESM-2 model is needed": lambda folder: GOLDEN / "dnabert_s",
+    "contains a DNABERT-S model, but an ESM-2 model is needed": lambda folder: GOLDEN / "dnabert_s",
     r"lacks the weight shards pytorch_model-1\.bin": (
         lambda folder: without(in_bin_files(folder, 2) / "pytorch_model-1.bin")
     ),
-    "holds no state dict": lambda folder: in_torch_file(folder / "a.pt", [1]),
+    "contains no state dict": lambda folder: in_torch_file(folder / "a.pt", [1]),
     "no state dict": lambda folder: in_torch_file(folder / "a.pt", {}),
     "more than tensors": lambda folder: in_torch_file(folder / "a.pt", {"a": 1}),
 }

@@ -67,10 +67,10 @@ NO_HEAD = "is not an MLPClassifier head"
 FIVE_CLASSES = {"output_layer.weight": torch.zeros(5, 512), "output_layer.bias": torch.zeros(5)}
 OTHER_FILES: list[tuple[str, Callable[[], object], str]] = [
     ("a.pth", lambda: nn.Bilinear(2, 2, 2), r"cannot be read .*GLOBAL torch\.nn\.modules\.linear\.Bilinear"),
-    ("a.pth", lambda: nn.Linear(3, 2), "holds no state dict"),
+    ("a.pth", lambda: nn.Linear(3, 2), "contains no state dict"),
     ("a.pth", lambda: {"hidden_layer.weight": torch.zeros(3)}, NO_HEAD),
-    ("a.pth", lambda: {"a": 1}, r"holds more than tensors \(a\)"),
-    ("a.pth", lambda: [1, 2], "holds no state dict"),
+    ("a.pth", lambda: {"a": 1}, r"contains more than tensors \(a\)"),
+    ("a.pth", lambda: [1, 2], "contains no state dict"),
     ("a.pth", lambda: trained().state_dict() | FIVE_CLASSES, NO_HEAD),
     ("a.pth", lambda: b"half a file", "cannot be read as a torch file"),
     ("a.safetensors", lambda: b"half a file", "cannot be read as safetensors"),

@@ -99,7 +99,7 @@ def compressed_archive() -> bytes:
     ("make", "message"),
     [
         (compressed_archive, "larger in memory than on disk"),
-        (lambda: pickled(b"](" + b"K\x01" * 1_000_000 + b"e."), "holds no state dict"),
+        (lambda: pickled(b"](" + b"K\x01" * 1_000_000 + b"e."), "contains no state dict"),
         (module_of_modules, r"a\.pt"),
     ],
 )

@@ -55,7 +55,7 @@ def test_codes_are_those_of_the_stored_vectors_and_sizes(
 
 def test_a_head_for_open_frames_keeps_no_promise(made_models: MadeModels) -> None:
     for changes in ({"fdr": 0.05}, {"prior": 0.05}):
-        with pytest.raises(UsageError, match=r"need calibrated scores.* head\.safetensors gives none"):
+        with pytest.raises(UsageError, match=r"need a calibrated head.* head\.safetensors is not one"):
             require_head(made_models.config(**changes))
         require_head(made_models.config(**changes, head=str(made_models.longest_head)))
 
