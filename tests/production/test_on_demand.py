@@ -83,6 +83,7 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     assert tracked.data.metrics["lanes"] == len(lanes)
 
 
+@pytest.mark.timeout(600)
 def test_a_run_without_its_input_and_mlflow_and_retried_twice_after_prefect_deploy(
     stack: Stack, genomes: Path, local_run: Path, tmp_path: Path
 ) -> None:
