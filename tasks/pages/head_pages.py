@@ -128,8 +128,8 @@ def _data(training: Training) -> Iterator[str]:
     genbank = training.labelled.genbank
     if genbank["records"]:
         yield (
-            f"GenBank: {genbank['records']:,} records; {genbank['left_out']:,} left out, whose lineage does not say what "
-            f"they are; {genbank['prophages']:,} prophages cut out of cellular records."
+            f"GenBank: {genbank['records']:,} records; {genbank['left_out']:,} skipped because the lineage gives no "
+            f"label; {genbank['prophages']:,} prophages removed from cellular records."
         )
     rows = []
     for class_name in dict.fromkeys(one.class_name for one in training.split.counts):
