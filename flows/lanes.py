@@ -24,7 +24,7 @@ from virnuc_core.device_record import recording_device
 from virnuc_core.env_config import env
 from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.events import LaneEvent
+from virnuc_core.inference.events import LaneEvent, RowsComputed
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import Kind
@@ -75,7 +75,8 @@ def embed_lane(folder: str, shards: tuple[int, ...], lane: int, device: str, tok
     ):
 
         def observe(event: LaneEvent) -> None:
-            journal.write(event)
+            if not isinstance(event, RowsComputed):  # each line is synced to a shared disk
+                journal.write(event)
             rows(event)
 
         own = own_device(device)

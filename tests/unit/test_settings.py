@@ -80,7 +80,11 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
         (PredictSettings, {"fdr": 1}, "fdr"),
         (PredictSettings, {"prior": 0}, "prior"),
         (PredictSettings, {"fdr": 0.05, "threshold": 0.9}, "--threshold and --fdr cannot be combined"),
-        (PredictSettings, {"relaxed": True, "threshold": 0.9}, "--relaxed and --threshold cannot be combined"),
+        (
+            PredictSettings,
+            {"relaxed": True, "threshold": 0.9},
+            "--relaxed and --threshold cannot be combined",
+        ),
         (
             PredictSettings,
             {"relaxed": True, "fdr": 0.1, "prior": 0.1},

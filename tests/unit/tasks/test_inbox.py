@@ -88,7 +88,7 @@ def test_file_waits_while_it_is_young_or_changing(tmp_path: Path) -> None:
     put(tmp_path / "a.fa", ">a\nACGTA\n")
     assert "changed" in settled.reason_to_wait(0.0)
     (tmp_path / "a.fa").unlink()
-    assert "not there" in settled.reason_to_wait(0.0)
+    assert "removed" in settled.reason_to_wait(0.0)
 
 
 def test_digest_is_kept_as_long_as_size_and_time_are_the_same(
