@@ -131,7 +131,7 @@ def _draw(
     genomes: Genomes, length: int, count: int, rng: np.random.Generator
 ) -> tuple[Float32, npt.NDArray[np.bool_]]:
     """Frequencies of random pieces of this length, and bool (count,) which are viral: about half of them."""
-    weights = np.where(genomes.bases.lengths >= length, genomes.weights(genomes.groups, GROUP_POWER), 0)
+    weights = np.where(genomes.bases.lengths >= length, genomes.weights(GROUP_POWER), 0)
     for own in (genomes.is_viral, ~genomes.is_viral):
         weights[own] *= 0.5 / weights[own].sum()
     record = rng.choice(len(weights), count, p=weights)

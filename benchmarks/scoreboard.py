@@ -2,8 +2,8 @@
 
     python -m benchmarks.scoreboard --data FOLDER [--jaeger VENV] [--compare FOLDER] [-- OPTION...]
 
-FOLDER has val.fa.gz, train.fa.gz, extra.fa.gz (labelled by class= in the headers) and genomes.tsv. The genomes of
-val.fa.gz are cut into consecutive pieces of each length; a shorter rest is left out, and of more than --pieces pieces that
+FOLDER has far.fa.gz, val.fa.gz and the training files (labelled by class= in the headers) and genomes.tsv. The genomes of
+far.fa.gz and val.fa.gz are cut into consecutive pieces of each length; a shorter rest is left out, and of more than --pieces pieces that
 many are taken, evenly spaced. With --compare, the FASTA files of that folder (class=viral or another one) are scored as they
 are, and figures are given with and without those of which more than 5 % of the 21-mers are in the training files. Every program runs by its own command and with its defaults;
 options after `--` are passed to `virnuc predict`. VENV is a virtual environment with `jaeger-bio[cpu]`; without it there
@@ -43,7 +43,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from benchmarks.kmers import LENGTHS, NUM_PIECES, TRAINING_FILES, load_training_genomes, shares_found
+from benchmarks.kmers import NUM_PIECES, TRAINING_FILES, load_training_genomes, shares_found
 from benchmarks.reports import Json, command_of, options_of, read_rows, write_report
 from scripts.train_bundled.evaluation import pieces
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
@@ -53,6 +53,8 @@ from virnuc_core.training.metrics import calibration_error
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 
+PIECE_FILES: Final = ("far", "val")
+PIECE_LENGTHS: Final = (500, 3_000, 5_000, 10_000)  # bp
 MOST_OVERLAP: Final = 0.05
 MOST_PIECES: Final = 4_000  # of each length: fewer than there are of 300, 500 and 1,000 bp
 TIERS: Final = ("confident", "likely", "unsure")
@@ -118,10 +120,10 @@ class Program:
     refusal: str | None = None
 
 
-def val_sets(data: Path, lengths: Sequence[int], most: int) -> Iterator[SequenceSet]:
-    """Pieces of the validation genomes, at most so many of each length, evenly spaced; viruses are named by their hosts."""
-    genomes = Genomes.load([data / "val.fa.gz"], data / "genomes.tsv")
-    for length in lengths:
+def piece_sets(data: Path, name: str, most: int) -> Iterator[SequenceSet]:
+    """Pieces of labelled genomes, at most so many of each length, evenly spaced; viruses are named by their hosts."""
+    genomes = Genomes.load([data / f"{name}.fa.gz"], data / "genomes.tsv")
+    for length in PIECE_LENGTHS:
         cut = pieces(genomes, length)
         if len(cut.bases) > most:
             cut = cut.take(np.linspace(0, len(cut.bases) - 1, most).astype(np.int64))
@@ -131,7 +133,7 @@ def val_sets(data: Path, lengths: Sequence[int], most: int) -> Iterator[Sequence
         )
         others = np.array([kind != "eukaryotic virus" for kind in kinds], np.bool_)
         yield SequenceSet(
-            name="val",
+            name=name,
             length=length,
             bases=cut.bases,
             is_viral=cut.is_viral,
@@ -384,7 +386,7 @@ def measure_all(arguments: argparse.Namespace, scratch: Path) -> None:
     train = ["benchmarks.kmers", "train", "--data", str(arguments.data.absolute()), "--model", str(trained)]
     training = run_measured([sys.executable, "-m", *train, "--pieces", str(arguments.kmer_pieces)], scratch)
     programs = list(programs_of(arguments, trained))
-    own_sets = list(val_sets(arguments.data, LENGTHS, arguments.pieces))
+    own_sets = [own for name in PIECE_FILES for own in piece_sets(arguments.data, name, arguments.pieces)]
     tiny = next(own for own in own_sets if own.length == 3000).bases.rows(0, 1)
     # The faster of two runs, since the first one reads its files from disk.
     started = {
@@ -400,11 +402,12 @@ def measure_all(arguments: argparse.Namespace, scratch: Path) -> None:
         "command": command_of("scoreboard"),
         "machine": {
             "cpu": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+            "isa": torch.backends.cpu.get_cpu_capability(),
             "threads": arguments.threads,
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
-        "data": ["val.fa.gz", *TRAINING_FILES],
+        "data": [*(f"{name}.fa.gz" for name in PIECE_FILES), *TRAINING_FILES],
         "programs": {program.name: program.version for program in programs},
         "start_up": started,
         "kmer_training": training,

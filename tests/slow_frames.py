@@ -48,4 +48,6 @@ def slow_stretches(chunk: str) -> list[tuple[str, int, str, str]]:
                     (f"{direction}{f + 1}", start, strand[start : start + 3 * len(protein)], protein)
                 )
     kept = sorted(longest, key=lambda row: -len(row[3]))[:2]
+    if kept and 10 * 3 * len(kept[0][3]) >= 6 * len(chunk):
+        kept = kept[:1]
     return [row for row in longest if row in kept]

@@ -1,12 +1,10 @@
 """The tables of the documentation that come from result files: what each row is, and how its cells are written."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from scripts.render.tables import Json, MakeTable, Results, markdown, table
-
-_FIGURES: Final = "{auroc:.3f}|{auprc:.3f}|{mcc:.3f}|{precision:.3f}|{recall:.3f}"
-_FIGURE_NAMES: Final = "AUROC|AUPRC|MCC|precision|recall"
 
 
 def of_kind(results: Results, kind: str) -> list[tuple[str, Json]]:
@@ -85,21 +83,21 @@ def run_rows(results: Results) -> Iterator[Json]:
             yield {"file": name, "command": result["command"], "machine": where}
 
 
-def bundled_groups(results: Results) -> Iterator[tuple[str, Json]]:
-    for file, key, words in (("val_auroc", "chunk_length", "chunks"), ("contig_calls", "length", "contigs")):
-        for length, group in sorted(results[file][key].items(), key=lambda item: int(item[0])):
-            yield f"{words} of {int(length):,} bp", group
+def bundled_sets(results: Results) -> Iterator[tuple[str, str, Json]]:
+    """Title, what was measured, and figures of the bundled models."""
+    for file, title in (("far_auroc", "distant families"), ("val_auroc", "validation set")):
+        for kind, group in results[file]["sets"].items():
+            yield title, kind, group
 
 
 def summary_rows(results: Results) -> Iterator[Json]:
     """One row a length; all of the sequences, but for the calibration error."""
-    for kind, group in bundled_groups(results):
-        count = group["contigs"] if "contigs" in group else group["chunks"]
-        yield {"kind": kind, "count": count, **group, **group["everything"]}
+    for title, kind, group in bundled_sets(results):
+        yield {**group, "title": title, "kind": kind}
 
 
-def class_table(results: Results) -> str:
-    groups = {kind: group["by_class"] for kind, group in bundled_groups(results)}
+def class_table(results: Results, wanted: str) -> str:
+    groups = {kind: own["by_class"] for title, kind, own in bundled_sets(results) if title == wanted}
     rows = [
         [name, *(f"{group[name]['called_virus']:.1%}" if name in group else "" for group in groups.values())]
         for name in sorted({name for group in groups.values() for name in group})
@@ -107,63 +105,59 @@ def class_table(results: Results) -> str:
     return markdown("|".join(["class", *groups]), rows)
 
 
-def region_rows(results: Results) -> Iterator[Json]:
-    for result in (results[name] for name in ("regions", "regions_short", "regions_500")):
-        length, (least, most) = result["chunk_length"], result["windows"]
-        chunks = "by length" if length == "auto" else f"{length} bp"
-        yield {**result, "windows": f"{least // 1000} to {most // 1000} kb", "chunks": chunks}
-
-
-def region_length_rows(results: Results) -> Iterator[Json]:
-    for result in region_rows(results):
-        for length, group in {"all": result, **result["by_length"]}.items():
-            yield {**result, **group, "kind": "all" if length == "all" else f"{int(length):,} bp"}
-
-
 def score_sets(results: Results) -> Iterator[Json]:
-    """The sets of the scoreboard; `title` is the length of the pieces, or the set's name."""
+    """The sets of the scoreboard; `title` is the set's name, with the length of its pieces if it is cut."""
     for own in results["scoreboard"]["sets"]:
-        yield {**own, "title": f"{own['length']:,} bp" if own["length"] else own["name"]}
+        yield {**own, "title": f"{own['name']}, {own['length']:,} bp" if own["length"] else own["name"]}
 
 
-def score_rows(results: Results, *, subset: str | None) -> Iterator[Json]:
-    """Figures of a subset of the pieces of the validation genomes; None: all subsets of the sets that were looked at once."""
+def score_rows(results: Results) -> Iterator[Json]:
+    """Figures of all sequences of each set, by program."""
     for own in score_sets(results):
-        if bool(own["length"]) == (subset is not None):
-            for name in [subset] if subset else next(iter(own["results"].values())):
-                for program, figures in own["results"].items():
-                    ece = figures[name]["ece_balanced"] if program == "virnuc" else None
-                    titles = {"title": own["title"], "subset": name, "program": program}
-                    yield {**figures[name], **titles, "ece": ece}
-
-
-def score_tier_rows(results: Results) -> Iterator[Json]:
-    for own in score_sets(results):
-        for by_tier in own["tiers"].values():
-            for tier, figures in by_tier.items():
-                yield {**figures, "title": own["title"], "tier": tier}
+        for program, figures in own["results"].items():
+            ece = figures["all"]["ece_balanced"] if program == "virnuc" else None
+            yield {**figures["all"], "title": own["title"], "program": program, "ece": ece}
 
 
 def score_speed_rows(results: Results) -> Iterator[Json]:
-    rates = dict.fromkeys(("mbp_per_minute", "mbp_per_minute_without_start_up", "mbp"))
-    for program, used in results["scoreboard"]["start_up"].items():
-        yield {**used, **rates, "title": "start-up", "program": program}
     for own in score_sets(results):
         for program, used in own["runs"].items():
             yield {**used, "title": own["title"], "program": program, "mbp": own["bases"] / 1e6}
 
 
 def score_class_table(results: Results) -> str:
-    """Share of each class that is called a virus, one column for each program; of two lengths of the file."""
-    chosen = [own for own in score_sets(results) if own["length"] in (500, 5_000)]
+    """Share of each class that is called a virus, one column for each program, of pieces of 5,000 bp."""
+    chosen = [own for own in score_sets(results) if own["length"] == 5_000]
     programs = list(chosen[0]["results"])
     rows = [
         [own["title"], kind, f"{count:,}"]
-        + [f"{100 * own['results'][program]['all']['called_virus'][kind]:.1f} %" for program in programs]
+        + [f"{own['results'][program]['all']['called_virus'][kind]:.1%}" for program in programs]
         for own in chosen
         for kind, count in own["classes"].items()
     ]
     return markdown("|".join(["pieces", "class", "number", *programs]), rows)
+
+
+def calls_table(results: Results) -> str:
+    """Mixtures of distant families by their share of viruses: precision and recall by default, and recall at 0.5."""
+    rows = [
+        [
+            f"{row['share']:.1%}",
+            f"{row['precision']:.1%}",
+            f"{row['recall']:.1%}",
+            f"{row['recall_at_half']:.1%}",
+        ]
+        for row in results["calls"]["mixtures"]
+    ]
+    return markdown("share of viruses|precision|recall|recall of `--relaxed`", rows)
+
+
+def provirus_text(results: Results) -> str:
+    found = results["calls"]["proviruses"]
+    return (
+        f"Of {found['contigs']} phages of 15 to 20 kb put into 30 kb of bacterial sequence, {found['found']} are found with an overlap of "
+        f"{found['min_overlap']:.0%} or more ([calls.json](../benchmarks/results/calls.json))."
+    )
 
 
 def score_conditions(results: Results) -> str:
@@ -179,8 +173,8 @@ def score_conditions(results: Results) -> str:
 
 _SUMMARY: Final[dict[str, MakeTable]] = {
     "summary": table(
-        "validation set|number|with a score|AUROC|recall|false positives|precision|calibration error",
-        "{kind}|{count:,}|{share_scored:.1%}|{auroc:.3f}|{recall:.1%}|{false_positive_rate:.1%}|{precision:.1%}"
+        "set|sequences|number|with a score|AUROC|recall|false positives|precision|calibration error",
+        "{title}|{kind}|{count:,}|{share_scored:.1%}|{auroc:.3f}|{recall:.1%}|{false_positive_rate:.1%}|{precision:.1%}"
         "|{ece_balanced:.3f}",
         summary_rows,
     )
@@ -222,50 +216,26 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
         ),
         "runs": table("file|command|machine", "{file}.json|`{command}`|{machine}", run_rows),
     },
-    "docs/proviruses.md": {
-        "figures": table(
-            "windows|chunks|segments|contigs|precision|recall|F1",
-            "{windows}|{chunks}|{kind}|{contigs}|{precision:.3f}|{recall:.3f}|{f1:.3f}",
-            region_length_rows,
-        ),
-    },
     "docs/accuracy.md": {
         "conditions": score_conditions,
+        "calls": calls_table,
         "classes": score_class_table,
-        "val": table(
-            f"pieces|program|number|viral|scored|{_FIGURE_NAMES}|calibration error",
-            "{title}|{program}|{sequences:,}|{viral:,}|{scored:percent}|" + _FIGURES + "|{ece:.3f}",
-            lambda results: score_rows(results, subset="all"),
-        ),
-        "prokaryotic": table(
-            f"pieces|program|number|viral|{_FIGURE_NAMES}",
-            "{title}|{program}|{sequences:,}|{viral:,}|" + _FIGURES,
-            lambda results: score_rows(results, subset="without eukaryotic viruses"),
-        ),
-        "tiers": table(
-            "sequences|confidence|number|called right|called virus|of these viral",
-            "{title}|`{tier}`|{sequences:,}|{right:percent}|{called_virus:,}|{precision:percent}",
-            score_tier_rows,
-        ),
-        "compare": table(
-            f"set|sequences|program|number|viral|scored|{_FIGURE_NAMES}",
-            "{title}|{subset}|{program}|{sequences:,}|{viral:,}|{scored:percent}|" + _FIGURES,
-            lambda results: score_rows(results, subset=None),
-        ),
-        "overlap": table(
-            "set|number|overlapping|viral|overlapping viral|mean share found, viral|mean share found, other",
-            "{title}|{sequences:,}|{overlap[overlapping]:,}|{viral:,}|{overlap[overlapping_viral]:,}"
-            "|{overlap[mean_share_viral]:percent}|{overlap[mean_share_other]:percent}",
-            lambda results: (own for own in score_sets(results) if "overlap" in own),
+        "scores": table(
+            "sequences|program|number|viral|AUROC|MCC|precision|recall|calibration error",
+            "{title}|{program}|{sequences:,}|{viral:,}|{auroc:.3f}|{mcc:.3f}|{precision:.3f}|{recall:.3f}|{ece:.3f}",
+            score_rows,
         ),
         "speed": table(
-            "sequences|program|Mbp|seconds|CPU seconds|Mbp/min|Mbp/min without start-up|peak memory, MB",
-            "{title}|{program}|{mbp:.1f}|{seconds:.1f}|{cpu_seconds:.1f}|{mbp_per_minute:.2f}"
-            "|{mbp_per_minute_without_start_up:.2f}|{peak_mb:,}",
+            "sequences|program|Mbp|seconds|Mbp/min|peak memory, MB",
+            "{title}|{program}|{mbp:.1f}|{seconds:.1f}|{mbp_per_minute:.2f}|{peak_mb:,}",
             score_speed_rows,
         ),
     },
-    "docs/model-card.md": {**_SUMMARY, "classes": class_table},
-    "docs/science.md": _SUMMARY,
+    "docs/model-card.md": {
+        **_SUMMARY,
+        "far classes": partial(class_table, wanted="distant families"),
+        "val classes": partial(class_table, wanted="validation set"),
+    },
+    "docs/science.md": {"proviruses": provirus_text},
     "README.md": _SUMMARY,
 }

@@ -1,7 +1,6 @@
 """Chunks of genomes as tokens of both models: cut at several lengths, shifted, recoded or with sequencing errors."""
 
 import gc
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -9,7 +8,6 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
 from scripts.train_bundled.genomes import Genomes
@@ -23,8 +21,6 @@ Int64 = npt.NDArray[np.int64]
 
 SPECIAL_TOKENS: Final = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 _GROUP_BASES: Final = 1 << 21
-_VOCABULARY_WINDOWS: Final = 40_000
-_WINDOW_BASES: Final = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,34 +180,3 @@ def load_chunks(path: Path) -> Chunks:
             first_row=arrays["first_row"],
             record=arrays["record"],
         )
-
-
-def train_vocabulary(
-    genomes: Genomes, weights: npt.NDArray[np.float64], size: int, path: Path, rng: np.random.Generator
-) -> None:
-    """Trains a BPE vocabulary on both strands of windows drawn by weights (R,) and writes `tokenizer.json`."""
-    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL_TOKENS, initial_alphabet=list("ACGT"), show_progress=False
-    )
-    tokenizer.train_from_iterator(_windows(genomes, weights, rng, _VOCABULARY_WINDOWS), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in ("[CLS]", "[SEP]")],
-    )
-    tokenizer.save(str(path))
-
-
-def _windows(
-    genomes: Genomes, weights: npt.NDArray[np.float64], rng: np.random.Generator, count: int
-) -> Iterator[str]:
-    """Only windows of pure ACGT, so that no ambiguity code enters the vocabulary."""
-    complement = bytes.maketrans(b"ACGT", b"TGCA")
-    for row in rng.choice(len(genomes.classes), count, p=weights):
-        begin, end = genomes.bases.offsets[row : row + 2]
-        start = rng.integers(begin, max(begin + 1, end - _WINDOW_BASES))
-        window = genomes.bases.data[start : min(end, start + _WINDOW_BASES)].tobytes()
-        window = window if rng.random() < 0.5 else window.translate(complement)[::-1]
-        if not set(window) - set(b"ACGT"):
-            yield window.decode()

@@ -51,14 +51,16 @@ def export(network: Network, tokenizer: Path, folder: Path, settings: dict[str, 
 
 
 def load_exported(network: Network, folder: Path) -> None:
-    """Takes the weights of models and head, on the CPU, from a folder that `export` wrote."""
+    """Takes the weights of models and head, on the CPU, from a folder that `export` wrote; of more layers, the first ones.
+
+    Masked-token heads, temperatures and centroids begin anew.
+    """
     for name, encoder in ((_ESM2, network.esm2), (_DNABERT, network.dnabert)):
         checkpoint = Checkpoint.open(folder / name, encoder.spec.family, name=name)
-        encoder.load_state_dict(read_weights(checkpoint, "cpu", torch.float32))
-    state = load_head(folder / _HEAD).state_dict()
-    # Fitted again to what the training gives.
-    del state["centroids"], state["novelty_limit"]
-    network.head.load_state_dict(state, strict=False)
+        weights = read_weights(checkpoint, "cpu", torch.float32)
+        encoder.load_state_dict({key: weights[key] for key in encoder.state_dict()})
+    weights = dict(load_head(folder / _HEAD).named_parameters())
+    network.head.load_state_dict(weights, strict=False)
 
 
 def published_tensors(model: Encoder) -> dict[str, Tensor]:

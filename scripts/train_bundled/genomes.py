@@ -39,35 +39,42 @@ _CLASS_OF: Final = {
     "plant": "eukaryote",
     "vertebrate": "eukaryote",
     "invertebrate": "eukaryote",
+    "metazoa": "eukaryote",
+    "mobile": "eukaryote",  # transposons, nearly all of plants and animals
+    "organelle": "organelle",
     _RANDOM: "eukaryote",
 }
 _PROKARYOTIC, _OTHER_VIRUS = "virus of prokaryotes", "other virus"
-# Share of the training samples of each class of the table, viruses of prokaryotes apart.
+# Share of the training samples of each class of the data, viruses of prokaryotes apart.
 _SHARES: Final = {
-    _PROKARYOTIC: 0.26,
-    _OTHER_VIRUS: 0.2,
-    "bacteria": 0.16,
-    "plasmid": 0.06,
-    "vertebrate": 0.055,
-    "archaea": 0.055,
-    "fungi": 0.05,
-    "plant": 0.045,
-    "protozoa": 0.045,
-    _RANDOM: 0.035,
-    "invertebrate": 0.02,
-    "organelle": 0.015,
+    _PROKARYOTIC: 0.23,
+    _OTHER_VIRUS: 0.23,
+    "bacteria": 0.12,
+    "plasmid": 0.085,
+    "archaea": 0.065,
+    "fungi": 0.06,
+    "protozoa": 0.05,
+    "plant": 0.05,
+    "vertebrate": 0.035,
+    _RANDOM: 0.025,
+    "mobile": 0.02,
+    "organelle": 0.02,
+    "metazoa": 0.015,
+    "invertebrate": 0.015,
 }
 _PROKARYOTIC_FAMILIES: Final = re.compile(
     r"phage|Kyanoviridae|Autographiviridae|Straboviridae|Herelleviridae|Vilmaviridae|Peduoviridae|Casjensviridae|"
     r"Rountreeviridae|Siphoviridae|Drexlerviridae|Aliceevansviridae|Ackermannviridae|Pootjesviridae|Schitoviridae|"
     r"Myoviridae|Podoviridae|Tectiviridae|Corticoviridae|Plectroviridae|Inoviridae|Microviridae|Rudiviridae|"
-    r"Lipothrixviridae|Bicaudaviridae|Pleolipoviridae|Fuselloviridae|archaeal virus|prokaryotic_virus",
+    r"Lipothrixviridae|Bicaudaviridae|Pleolipoviridae|Fuselloviridae|archaeal virus|prokaryotic_virus|Caudoviricetes|"
+    r"Demerecviridae|Hafunaviridae|Druskaviridae|Magrovirus|Halovirus|Inovirus",
     re.IGNORECASE,
 )
 _HOST_UNKNOWN: Final = re.compile(
     r"uncultivated|Cenote-Taker test|^length=|^\d+\|length|metagenomic_virus", re.IGNORECASE
 )
 _FIELD: Final = re.compile(r'(\w+)=("[^"]*"|\S+)')
+_SMALL_GROUP: Final = 20_000  # bases
 _COMPOSITION_SPREAD: Final = 0.4  # standard deviation of the logarithm of the change of each base's share
 _BASES: Final = np.frombuffer(b"ACGT", np.uint8)
 
@@ -79,53 +86,44 @@ class Genomes:
     Attributes:
         bases: upper-case sequences.
         classes: int64 (R,) index into the head's CLASSES, or ANY_VIRUS.
-        sources: the class of each record in the table, or "organelle".
+        sources: the class of each record in its header, or "organelle".
         groups: int64 (R,) related records share a group (family or genus, as far as known).
-        organisms: names.
-        families: "" where unknown.
-        genera: of cells, and what the names of viruses begin with; "" where that says nothing.
     """
 
     bases: ByteColumn
     classes: Int64
     sources: tuple[str, ...]
     groups: Int64
-    organisms: tuple[str, ...]
-    families: tuple[str, ...]
-    genera: tuple[str, ...]
 
     @classmethod
     def load(cls, fastas: Sequence[Path], table: Path) -> Self:
-        """Reads records with class= and optionally group= in their headers, and their families from the table.
+        """Reads records with class= in their headers, and optionally group=, family=, and organism= or taxon=.
 
-        The table is tab-separated with columns id, class, family and organism.
+        The table, tab-separated with columns id, class, family and organism, has families of others.
         """
         with table.open(newline="") as handle:
             families = {
                 row["id"]: (row["family"], row["organism"]) for row in csv.DictReader(handle, delimiter="\t")
             }
         sequences, classes, sources, kin = [], [], [], []
-        organisms, known_families, genera = [], [], []
         for header, sequence in _records(fastas):
             fields = {name: value.strip('"') for name, value in _FIELD.findall(header)}
-            family, organism = families.get(header.split()[0], ("", fields.get("organism", "")))
+            stated = (
+                fields.get("family", ""),
+                fields.get("organism", fields.get("taxon", "").replace("_", " ")),
+            )
+            family, organism = families.get(header.split()[0], stated)
             source = "organelle" if fields.get("group", "").startswith("organelle") else fields["class"]
             sequences.append(sequence.upper())
             sources.append(source)
             classes.append(_class_of(source, family, organism, fields.get("group", "")))
             known_family = "" if family.startswith("(") else family
             kin.append(f"{source}:{known_family or _genus(organism)}")
-            organisms.append(organism.lstrip("|") or header.split()[0])
-            known_families.append(known_family)
-            genera.append(_label_of_genus(source, organism))
         return cls(
             bases=ByteColumn.from_strings(sequences),
             classes=np.array(classes),
             sources=tuple(sources),
             groups=np.unique(kin, return_inverse=True)[1].astype(np.int64),
-            organisms=tuple(organisms),
-            families=tuple(known_families),
-            genera=tuple(genera),
         )
 
     @property
@@ -137,29 +135,27 @@ class Genomes:
 
     def of(self, rows: Int64, bases: ByteColumn) -> "Genomes":
         """Records with the labels of these rows (n,) and other bases, such as pieces of them."""
-        several = (self.sources, self.organisms, self.families, self.genera)
-        sources, organisms, families, genera = (
-            tuple(labels[row] for row in rows.tolist()) for labels in several
-        )
         return Genomes(
             bases=bases,
             classes=self.classes[rows],
-            sources=sources,
+            sources=tuple(self.sources[row] for row in rows.tolist()),
             groups=self.groups[rows],
-            organisms=organisms,
-            families=families,
-            genera=genera,
         )
 
     def split(self, share: float, seed: int) -> tuple["Genomes", "Genomes"]:
-        """Training and held-out genomes: about `share` of the groups of each source, at least one group of each."""
+        """Training and held-out genomes: of each source about `share` of the groups, at least one, but none of its largest.
+
+        A group with more than a fifth of a source's bases is needed for training.
+        """
         rng = np.random.default_rng(seed)
-        sources = np.array(self.sources)
+        sources, lengths = np.array(self.sources), self.bases.lengths
         held = np.zeros(len(sources), np.bool_)
         for source in sorted(set(self.sources)):
-            groups = np.unique(self.groups[sources == source])
-            if len(groups) > 2:
-                chosen = rng.choice(groups, max(1, round(share * len(groups))), replace=False)
+            groups, own = np.unique(self.groups[sources == source], return_inverse=True)
+            sizes = np.bincount(own, lengths[sources == source])
+            small = groups[sizes <= sizes.sum() / 5]
+            if len(small) > 1:
+                chosen = rng.choice(small, max(1, round(share * len(groups))), replace=False)
                 held |= np.isin(self.groups, chosen) & (sources == source)
         return self.take(np.flatnonzero(~held)), self.take(np.flatnonzero(held))
 
@@ -175,16 +171,16 @@ class Genomes:
             classes=np.concatenate((self.classes, np.full(count, CLASSES.index(_CLASS_OF[_RANDOM])))),
             sources=(*self.sources, *[_RANDOM] * count),
             groups=np.concatenate((self.groups, np.full(count, self.groups.max() + 1))),
-            organisms=(*self.organisms, *[_RANDOM] * count),
-            families=(*self.families, *[""] * count),
-            genera=(*self.genera, *[""] * count),
         )
 
-    def weights(self, groups: Int64, group_power: float) -> npt.NDArray[np.float64]:
-        """Sampling probability of each record, float64 (R,): fixed shares of sources, groups (R,) by their size to a power."""
+    def weights(self, group_power: float) -> npt.NDArray[np.float64]:
+        """Sampling probability of each record, float64 (R,): fixed shares of sources, groups by their size to a power.
+
+        Small groups, of which there are many, are drawn in proportion to their size.
+        """
         lengths = self.bases.lengths.astype(float)
-        group_size = np.maximum(1, np.bincount(groups, lengths))
-        weights: npt.NDArray[np.float64] = lengths * (group_size ** (group_power - 1))[groups]
+        group_size = _SMALL_GROUP + np.bincount(self.groups, lengths)
+        weights: npt.NDArray[np.float64] = lengths * (group_size ** (group_power - 1))[self.groups]
         kinds = np.array(self.sources, object)
         kinds[self.is_viral] = _OTHER_VIRUS
         kinds[self.classes == CLASSES.index("prokaryotic virus")] = _PROKARYOTIC
@@ -233,14 +229,6 @@ def _class_of(source: str, family: str, organism: str, group: str) -> int:
     if _HOST_UNKNOWN.search(organism) or _HOST_UNKNOWN.search(group):
         return ANY_VIRUS
     return 0 if _PROKARYOTIC_FAMILIES.search(described) else 1
-
-
-def _label_of_genus(source: str, organism: str) -> str:
-    genus = _genus(organism)
-    if source != "viral":
-        return genus
-    says_nothing = _HOST_UNKNOWN.search(organism) or genus.casefold() in ("", "phage", "virus")
-    return "" if says_nothing else f"{genus} viruses"
 
 
 def _genus(organism: str) -> str:

@@ -12,11 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 
 from scripts.train_bundled.data import SPECIAL_TOKENS, DeviceChunks, DeviceTokens
 from scripts.train_bundled.genomes import CLASSES, NUM_VIRUS
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
-from virnuc_core.models.attention import PackedLayout
+from virnuc_core.models.attention import PackedLayout, position_ids, rotary_table, split_qkv
 from virnuc_core.models.encoders import ESM2, DnabertS, Encoder, mean_pool
 from virnuc_core.models.heads import ContigHead, HeadSpec
 from virnuc_core.models.memory import to_device
@@ -27,7 +28,7 @@ Int64 = npt.NDArray[np.int64]
 
 ESM2_SPEC: Final = ModelSpec(
     family="esm2",
-    num_layers=5,
+    num_layers=3,
     embedding_dim=256,
     num_heads=4,
     ffn_dim=1024,
@@ -47,6 +48,30 @@ DNABERT_SPEC: Final = ModelSpec(
 _AMINO_ACID_IDS: Final = (4, 24)
 _BPE_MASK_ID: Final = SPECIAL_TOKENS.index("[MASK]")
 _BPE_IDS: Final = (len(SPECIAL_TOKENS), DNABERT_SPEC.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRotary:
+    """Attention within packed sequences in one call, (T, 3, N, H) -> (T, N * H); torch's kernel knows no ALiBi."""
+
+    cu_seqlens: Tensor
+    longest: int
+    table: Tensor
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        queries, keys, values = split_qkv(qkv, self.table)
+        bounds, longest = self.cu_seqlens, self.longest
+        attended = varlen_attn(queries, keys, values, bounds, bounds, longest, longest)
+        assert isinstance(attended, Tensor)
+        return attended.flatten(1)
+
+
+def layout_of(cu_seqlens: npt.NDArray[np.int32], model: Encoder, device: torch.device) -> PackedLayout:
+    if device.type == "cpu" or model.spec.family == "dnabert_s":
+        return model.build_layout(cu_seqlens, "sdpa")
+    bounds = to_device(cu_seqlens, device)
+    table = rotary_table(model.spec.head_dim, position_ids(bounds, int(cu_seqlens[-1])))
+    return PackedLayout(bounds, PackedRotary(bounds, int(np.diff(cu_seqlens).max()), table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +95,7 @@ class Tokens:
         lengths = tokens.offsets[rows + 1] - tokens.offsets[rows]
         order = np.argsort(-lengths, kind="stable")
         ids, cu_seqlens = tokens.take(rows[order])
-        # torch's kernel for packed sequences has rotary positions only.
-        layout = model.build_layout(cu_seqlens, "sdpa")
+        layout = layout_of(cu_seqlens, model, ids.device)
         return cls(ids, layout, lengths[order], to_device(np.argsort(order), ids.device))
 
     def masked(

@@ -1,14 +1,14 @@
 """Trains the bundled models and their head.
 
-    python -m scripts.train_bundled.train --train train.fa.gz extra.fa.gz --val val.fa.gz --table genomes.tsv \
-        --work FOLDER --out virnuc_core/models/bundled
+    python -m scripts.train_bundled.train --train train.fa.gz extra.fa.gz more.fa.gz --far far.fa.gz --val val.fa.gz \
+        --table genomes.tsv --start OLD_MODELS --work FOLDER --out virnuc_core/models/bundled
 
 Masked tokens of both models, the classes of rows, chunks and contigs, and which contigs are relatives are learnt together,
-on chunks of several lengths and contigs of 1 to 24 chunks, some of them DNA drawn at random, in bf16 with weights in fp32; an
-exponential average of the weights is kept. The state is in the work folder: a training that was stopped, or ended after
-`--seconds`, goes on with the same command. With `--start` it begins with the models and the vocabulary that an earlier
-training wrote. `--val` is measured and never trained on; the settings were chosen with the help of its figures. A share of
-the groups of relatives is held out to set the temperatures, and the limit of novelty.
+on chunks of several lengths and contigs of 1 to 24 chunks, some of them DNA drawn at random, in bf16 with weights in fp32. It
+begins with the vocabulary and the models of an earlier training, `--start`, of which ESM-2 may have more layers: the first
+ones are taken. Of an exponential average of the weights, the one that ranks the genomes of `--far` best is kept: families that
+the training genomes do not hold, by which the settings were chosen, too. `--val` is only measured. A share of the groups of
+relatives is held out for the calibration and the limit of novelty. The work folder keeps the tokens for further trainings.
 """
 
 import argparse
@@ -16,15 +16,14 @@ import copy
 import itertools
 import json
 import math
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +36,18 @@ from scripts.train_bundled.data import (
     cut,
     load_chunks,
     save_chunks,
-    train_vocabulary,
 )
-from scripts.train_bundled.evaluation import calibrate, evaluate
+from scripts.train_bundled.evaluation import (
+    CALIBRATION_SETS,
+    RANKED_SETS,
+    Sample,
+    calibrate,
+    evaluate,
+    pieces,
+)
 from scripts.train_bundled.export import TOKENIZER, export, load_exported
 from scripts.train_bundled.genomes import Genomes
-from scripts.train_bundled.network import DNABERT_SPEC, Network
+from scripts.train_bundled.network import Network
 from scripts.train_bundled.novelty import embed_genomes
 from scripts.train_bundled.relatives import relatives
 from virnuc_core.batching.tokenizers import DnabertTokenizer
@@ -50,61 +55,58 @@ from virnuc_core.training.contigs import ContigBatch, ContigSampler, LossWeights
 
 Int64 = npt.NDArray[np.int64]
 
-_RECODED: Final = {"recoded": 0.85, "substituted": 0.08}
 VIEWS: Final = (
     View(chunk_length=500),
-    View(chunk_length=500, shift=131, **_RECODED),
-    View(chunk_length=500, shift=263, **_RECODED),
-    View(chunk_length=500, shift=397, recoded=0.85, substituted=0.2),
+    View(chunk_length=500, shift=251),
     View(chunk_length=500, shift=61, errors=0.005),
     View(chunk_length=300, shift=17),
-    View(chunk_length=300, shift=157, **_RECODED),
     View(chunk_length=300, shift=83, errors=0.01),
-    View(chunk_length=200, shift=41, **_RECODED),
     View(chunk_length=1000, shift=313),
-    View(chunk_length=1000, shift=677, **_RECODED),
+    View(chunk_length=1000, shift=811),
     View(chunk_length=2000, shift=991),
-    View(chunk_length=2000, shift=1501, **_RECODED),
-    View(chunk_length=4000, shift=1999, **_RECODED),
+    View(chunk_length=500, shift=131, recoded=0.85, substituted=0.08),
+    View(chunk_length=500, shift=397, recoded=0.85, substituted=0.08),
+    View(chunk_length=300, shift=157, recoded=0.85, substituted=0.08),
+    View(chunk_length=1000, shift=677, recoded=0.85, substituted=0.08),
+    View(chunk_length=2000, shift=1501, recoded=0.85, substituted=0.08),
+    View(chunk_length=500, shift=199, recoded=0.4, substituted=0.3),
+    View(chunk_length=500, shift=449, recoded=0.85, substituted=0.3),
+    View(chunk_length=300, shift=227, recoded=0.4, substituted=0.3),
+    View(chunk_length=1000, shift=499, recoded=0.4, substituted=0.3),
+    View(chunk_length=2000, shift=500, recoded=0.4, substituted=0.3),
 )
+_STRONG: Final = 0.3  # of View.substituted
 _FULL_BATCH_BASES: Final = 1000  # of a chunk
 _RANDOM_RECORDS: Final = 400
 _RANDOM_BASES: Final = 20_000  # of a record
-_SAVE_EVERY: Final = 60.0
+_MEASURE_EVERY: Final = 800  # steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything that decides the result, apart from the data, the views and the weights of the other parts of the loss.
+    """Everything that decides the result, apart from the data, the views and the shares of the classes.
 
     Attributes:
         plain_share: of steps with a view whose codons are as they are.
+        strong_share: of the other steps, those with a view of which 30 % of the residues are replaced.
         masked_weight: of the loss of masked tokens.
-        used_share: of the steps after which the training ends, while the learning rate still falls.
-        start_share: of the weights that a training began with in those that it gives. Between the two lie models that are
-            better on genomes of other families than either.
     """
 
-    steps: int = 8281
+    steps: int = 9175
     seed: int = 3
-    learning_rate: float = 1.2e-3
+    learning_rate: float = 8e-4
     weight_decay: float = 0.1
-    dropout: float = 0.08
-    head_dropout: float = 0.2
-    dna_dropout: float = 0.3
-    group_power: float = 0.6
+    dropout: float = 0.05
+    head_dropout: float = 0.15
+    dna_dropout: float = 0.25
+    group_power: float = 0.3
     held_out: float = 0.05
-    ema_decay: float = 0.9995
-    warmup: float = 0.04
+    ema_decay: float = 0.999
+    warmup: float = 0.016
     batch_scale: float = 2.0
-    plain_share: float = 0.43
-    masked_weight: float = 0.3
-    used_share: float = 1.0
-    start_share: float = 0.0
-
-    @property
-    def last_step(self) -> int:
-        return int(self.steps * self.used_share)
+    plain_share: float = 0.75
+    strong_share: float = 0.3
+    masked_weight: float = 0.15
 
 
 class Sampler:
@@ -114,26 +116,25 @@ class Sampler:
     """
 
     def __init__(self, genomes: Genomes, views: list[DeviceChunks], settings: Settings) -> None:
-        groups = relatives(genomes)
-        weights = genomes.weights(groups, settings.group_power)
+        weights = genomes.weights(settings.group_power)
         self._views = views
         self._samplers = [ContigSampler(view.first_chunk, weights, genomes.is_viral) for view in views]
         records = [np.repeat(np.arange(len(genomes.classes)), np.diff(view.first_chunk)) for view in views]
         self._classes = [genomes.classes[record] for record in records]
-        self._groups = [groups[record] for record in records]
+        self._groups = [genomes.groups[record] for record in records]
         longest = [int(view.sizes[:, 1].max()) for view in views]
         self._scales = [settings.batch_scale * min(1.0, _FULL_BATCH_BASES / length) for length in longest]
         self._seed = settings.seed
-        is_plain = np.array([not view.recoded for view in VIEWS])
-        shares = np.where(is_plain, settings.plain_share, 1 - settings.plain_share)
-        shares /= np.where(is_plain, is_plain.sum(), (~is_plain).sum())
-        self._shares = shares / shares.sum()
+        kinds = np.array([bool(view.recoded) + (view.substituted == _STRONG) for view in VIEWS])
+        strong = (1 - settings.plain_share) * settings.strong_share
+        shares = np.array([settings.plain_share, 1 - settings.plain_share - strong, strong])
+        self._shares = (shares / np.bincount(kinds))[kinds]
 
-    def batches(self, first: int) -> Iterator[tuple[DeviceChunks, ContigBatch]]:
-        """The batches from a step on, drawn by a few threads ahead of time."""
+    def batches(self) -> Iterator[tuple[DeviceChunks, ContigBatch]]:
+        """The batches, drawn by a few threads ahead of time."""
         with ThreadPoolExecutor(3) as pool:
-            drawn = deque(pool.submit(self._draw_batch, step) for step in range(first, first + 6))
-            for step in itertools.count(first + 6):
+            drawn = deque(pool.submit(self._draw_batch, step) for step in range(6))
+            for step in itertools.count(6):
                 yield drawn.popleft().result()
                 drawn.append(pool.submit(self._draw_batch, step))
 
@@ -145,17 +146,24 @@ class Sampler:
 
 
 class Trainer:
-    def __init__(
-        self, settings: Settings, folder: Path, device: torch.device, start: Path | None = None
-    ) -> None:
+    """Trains a network.
+
+    Attributes:
+        average: of its weights.
+        best: state of the average that ranked the genomes of other families best.
+        history: AUROC of the average on each sample of these, every `_MEASURE_EVERY` steps.
+    """
+
+    def __init__(self, settings: Settings, start: Path, device: torch.device) -> None:
         torch.manual_seed(settings.seed)
         self.settings = settings
         self.step = 0
         self.network = Network(settings.dropout, settings.head_dropout, settings.dna_dropout)
-        if start is not None:
-            load_exported(self.network, start)
+        load_exported(self.network, start)
         self.network.to(device)
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
+        self.best: dict[str, torch.Tensor] = {}
+        self.history: list[dict[str, float]] = []
         decayed = [p for p in self.network.parameters() if p.ndim > 1]
         others = [p for p in self.network.parameters() if p.ndim <= 1]
         self._optimizer = torch.optim.AdamW(
@@ -167,13 +175,6 @@ class Trainer:
             betas=(0.9, 0.98),
             fused=device.type == "cuda",
         )
-        self._path = folder / "state.pt"
-        if self._path.exists():
-            state = torch.load(self._path, map_location=device, weights_only=True)
-            self.step = int(state["step"])
-            self.network.load_state_dict(state["network"])
-            self.average.load_state_dict(state["average"])
-            self._optimizer.load_state_dict(state["optimizer"])
         self._in_bf16 = self.network.in_bf16()
         pairs = zip(self.network.parameters(), self._in_bf16.parameters(), strict=True)
         # The parameters in fp32 and their copies in bf16.
@@ -181,44 +182,25 @@ class Trainer:
         for own in self._own:
             own.grad = torch.zeros_like(own)
 
-    def save(self) -> None:
-        state = {
-            "step": self.step,
-            "network": self.network.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-        }
-        temporary = self._path.with_suffix(".tmp")
-        torch.save(state, temporary)
-        temporary.replace(self._path)
-
-    def mix_with_start(self, start: Path) -> None:
-        """Takes `start_share` of the weights of the models that it began with into the average."""
-        begun = copy.deepcopy(self.average).cpu()
-        load_exported(begun, start)
-        device = next(self.average.parameters()).device
-        weights = [parameter.to(device) for parameter in begun.parameters()]
-        with torch.no_grad():
-            torch._foreach_lerp_(list(self.average.parameters()), weights, self.settings.start_share)
-
-    def train(self, sampler: Sampler, until: float) -> None:
-        """Trains to the last step, or to the given time of `time.monotonic`."""
+    def train(self, sampler: Sampler, far: list[Sample]) -> None:
         self._in_bf16.train()
-        saved = began = time.monotonic()
-        first = self.step
-        for chunks, batch in sampler.batches(first):
-            if self.step >= self.settings.last_step or time.monotonic() > until:
-                break
+        began = time.monotonic()
+        for chunks, batch in itertools.islice(sampler.batches(), self.settings.steps):
             parts = self._take_step(chunks, batch)
-            if self.step % 250 == 0:
-                each = "  ".join(f"{name} {value.item():.3f}" for name, value in parts.items())
-                rate = (self.step - first) / (time.monotonic() - began + 1e-9)
-                print(f"step {self.step}  {rate:.1f} steps/s  {each}", flush=True)
             self.step += 1
-            if time.monotonic() - saved > _SAVE_EVERY:
-                self.save()
-                saved = time.monotonic()
-        self.save()
+            if self.step % _MEASURE_EVERY == 0 or self.step == self.settings.steps:
+                each = "  ".join(f"{name} {value.item():.3f}" for name, value in parts.items())
+                rate = self.step / (time.monotonic() - began)
+                print(f"step {self.step}  {rate:.1f} steps/s  {each}  {self.measure(far)}", flush=True)
+
+    def measure(self, far: list[Sample]) -> dict[str, float]:
+        """AUROC of the average on each sample; keeps its weights if their mean is the highest so far."""
+        figures = evaluate(self.average.in_bf16(), far)
+        self.history.append({name: own["auroc"] for name, own in figures.items()})
+        means = [float(np.mean(list(own.values()))) for own in self.history]
+        if means[-1] == max(means):
+            self.best = copy.deepcopy(self.average.state_dict())
+        return self.history[-1]
 
     def _take_step(self, chunks: DeviceChunks, batch: ContigBatch) -> dict[str, torch.Tensor]:
         self._set_rate()
@@ -243,47 +225,100 @@ class Trainer:
             group["lr"] = self.settings.learning_rate * max(rate, 0.005)
 
 
-def tokenized(genomes: Genomes, tokenizer: Path, folder: Path, jobs: int) -> list[Chunks]:
-    paths = [folder / f"view-{number}.npz" for number in range(len(VIEWS))]
-    missing = [number for number, path in enumerate(paths) if not path.exists()]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """What is trained on and measured.
+
+    Attributes:
+        train: the known genomes and random DNA.
+        chunks: of `train`, by view.
+        samples: of the genomes "held out" and of others by name.
+    """
+
+    known: Genomes
+    held: Genomes
+    train: Genomes
+    tokenizer: Path
+    chunks: list[Chunks]
+    samples: dict[str, list[Sample]]
+
+    @classmethod
+    def read(
+        cls,
+        *,
+        train: list[Path],
+        others: dict[str, Path],
+        table: Path,
+        tokenizer: Path,
+        work: Path,
+        settings: Settings,
+        jobs: int,
+    ) -> Self:
+        """Reads and tokenizes genomes; the tokens are kept in the folder `work`."""
+        genomes = Genomes.load(train, table)
+        known, held = replace(genomes, groups=relatives(genomes)).split(settings.held_out, settings.seed)
+        all_known = known.with_random_dna(_RANDOM_RECORDS, _RANDOM_BASES, settings.seed)
+        sets = [("held out", held, lengths) for lengths in CALIBRATION_SETS]
+        for name, path in others.items():
+            own = Genomes.load([path], table)
+            sets += [(name, own, lengths) for lengths in RANKED_SETS]
+        sets = [(name, pieces(own, lengths[0]), lengths) for name, own, lengths in sets]
+        wanted = [(all_known, view) for view in VIEWS]
+        wanted += [(own, View(chunk_length=lengths[1])) for _, own, lengths in sets]
+        chunks = tokenized(wanted, work, tokenizer, jobs)
+        samples: dict[str, list[Sample]] = {name: [] for name, _, _ in sets}
+        for (name, own, lengths), cut_up in zip(sets, chunks[len(VIEWS) :], strict=True):
+            samples[name].append(Sample(*lengths, own, cut_up))
+        return cls(
+            known=known,
+            held=held,
+            train=all_known,
+            tokenizer=tokenizer,
+            chunks=chunks[: len(VIEWS)],
+            samples=samples,
+        )
+
+    def views(self, device: torch.device) -> list[DeviceChunks]:
+        return [DeviceChunks.build(chunks, len(self.train.classes), device) for chunks in self.chunks]
+
+
+def tokenized(wanted: list[tuple[Genomes, View]], folder: Path, tokenizer: Path, jobs: int) -> list[Chunks]:
+    """The chunks of genomes in a view, from files in a folder; where these are missing they are cut and written."""
+    paths = [folder / f"tokens-{number}.npz" for number in range(len(wanted))]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        done = [pool.submit(_tokenize, genomes, number, tokenizer, paths[number]) for number in missing]
+        done = [
+            pool.submit(_tokenize, *own, tokenizer, number, path)
+            for number, (own, path) in enumerate(zip(wanted, paths, strict=True))
+            if not path.exists()
+        ]
         for each in done:
             each.result()
     return [load_chunks(path) for path in paths]
 
 
-def _tokenize(genomes: Genomes, number: int, tokenizer: Path, path: Path) -> None:
-    save_chunks(cut(genomes, VIEWS[number], DnabertTokenizer(tokenizer), seed=number), path)
+def _tokenize(genomes: Genomes, view: View, tokenizer: Path, seed: int, path: Path) -> None:
+    save_chunks(cut(genomes, view, DnabertTokenizer(tokenizer), seed), path)
 
 
-def write_models(
-    trainer: Trainer,
-    known: Genomes,
-    held: Genomes,
-    val: Genomes,
-    tokenizer: Path,
-    out: Path,
-    started_with: dict[str, Any] | None,
-) -> None:
-    """Calibrates the models, fits the centroids of novelty, writes all of it, and measures it.
-
-    `started_with` are the settings of the training whose models this one began with.
-    """
+def write_models(trainer: Trainer, data: Data, start: Path, out: Path) -> None:
+    """Calibrates the best weights, fits the centroids of novelty, writes all of it, and measures it."""
     settings = trainer.settings
-    network, encode = trainer.average.in_bf16(), DnabertTokenizer(tokenizer)
-    calibrate(network, held, encode)
-    own, _ = embed_genomes(network, known, encode)
-    fit_novelty(network.head, own, *embed_genomes(network, held, encode), settings.seed)
-    export(trainer.average, tokenizer, out, asdict(settings))
+    trainer.average.load_state_dict(trainer.best)
+    network, encode = trainer.average.in_bf16(), DnabertTokenizer(data.tokenizer)
+    calibrate(network, data.samples["held out"])
+    rng = np.random.default_rng(settings.seed)
+    own, others = (
+        embed_genomes(network, genomes, genomes.weights(settings.group_power), encode, rng)
+        for genomes in (data.known, data.held)
+    )
+    fit_novelty(network.head, own[0], *others, settings.seed)
+    export(trainer.average, data.tokenizer, out, asdict(settings))
     report = {
-        "start": started_with,
+        "start": json.loads((start / "training.json").read_text())["settings"],
         "settings": asdict(settings),
         "views": [asdict(view) for view in VIEWS],
-        "figures": {
-            "held out": evaluate(network, held, encode),
-            "val": evaluate(network, val, encode),
-        },
+        "far while training": trainer.history,
+        "figures": {name: evaluate(network, own) for name, own in data.samples.items()},
     }
     print(json.dumps(report["figures"], indent=1))
     (out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
@@ -294,49 +329,35 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--train", type=Path, nargs="+", required=True)
-    for name in ("val", "table", "work", "out"):
+    for name in ("far", "val", "table", "start", "work", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--start", type=Path, help="models to begin with, a folder as --out has them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--jobs", type=int, default=13, help="processes that cut and tokenize")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop training after so many")
     for name, value in asdict(Settings()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     arguments = vars(parser.parse_args())
     settings = Settings(**{name: arguments[name] for name in asdict(Settings())})
     began = time.monotonic()
 
-    work, device = arguments["work"], torch.device(arguments["device"])
+    device = torch.device(arguments["device"])
     # Its attention compiles a plan for every new shape, and every batch has new ones.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    work.mkdir(parents=True, exist_ok=True)
-    table, start = arguments["table"], arguments["start"]
-    started_with = json.loads((start / "training.json").read_text())["settings"] if start else None
-    known, held = Genomes.load(arguments["train"], table).split(settings.held_out, settings.seed)
-    train = known.with_random_dna(_RANDOM_RECORDS, _RANDOM_BASES, settings.seed)
-    tokenizer = work / "tokenizer.json"
-    if start:
-        shutil.copyfile(start / TOKENIZER, tokenizer)
-    elif not tokenizer.exists():
-        weights = known.weights(relatives(known), settings.group_power)
-        rng = np.random.default_rng(settings.seed)
-        train_vocabulary(known, weights, DNABERT_SPEC.vocab_size, tokenizer, rng)
-    views = [
-        DeviceChunks.build(chunks, len(train.classes), device)
-        for chunks in tokenized(train, tokenizer, work, arguments["jobs"])
-    ]
+    arguments["work"].mkdir(parents=True, exist_ok=True)
+    start, work = arguments["start"], arguments["work"]
+    data = Data.read(
+        train=arguments["train"],
+        others={name: arguments[name] for name in ("far", "val")},
+        table=arguments["table"],
+        tokenizer=start / TOKENIZER,
+        work=work,
+        settings=settings,
+        jobs=arguments["jobs"],
+    )
+    sampler = Sampler(data.train, data.views(device), settings)
     print(f"{time.monotonic() - began:.0f} s to read and tokenize", flush=True)
-    trainer = Trainer(settings, work, device, start)
-    trainer.train(Sampler(train, views, settings), began + arguments["seconds"])
-    if trainer.step < settings.last_step:
-        print(
-            f"{trainer.step} of {settings.last_step} steps are done: run the same command again", flush=True
-        )
-        return
-    if start:
-        trainer.mix_with_start(start)
-    val = Genomes.load([arguments["val"]], table)
-    write_models(trainer, known, held, val, tokenizer, arguments["out"], started_with)
+    trainer = Trainer(settings, start, device)
+    trainer.train(sampler, data.samples["far"])
+    write_models(trainer, data, start, arguments["out"])
     print(f"{time.monotonic() - began:.0f} s: the models are in {arguments['out']}", flush=True)
 
 

@@ -78,5 +78,6 @@ def test_frames_follow_the_rule(strings: list[str], k: int) -> None:
 
 @given(st.lists(CLEAN | ODD | GENES, min_size=1, max_size=6), CHUNK_LENGTHS)
 @example(["GCC" * 10 + "TAA" + "GCC" * 10, "GCC" * 9 + "GC", "GCC" * 10 + "N" * 500 + "GCA" * 12], 500)
+@example([("GCC" * codons + "TAG" + "CTAG" * 12)[:100] for codons in (17, 18, 19)], 500)
 def test_longest_stretches_follow_the_rule(strings: list[str], k: int) -> None:
     require_rows(strings, k, longest_stretches, slow_stretches)

@@ -184,8 +184,8 @@ def _purpose_of(config: RunConfig) -> HeadPurpose:
 def frames_of(config: RunConfig) -> FrameRule:
     """What a run embeds of its chunks; raises as `require_head`."""
     frames = config.frames or _purpose_of(config).frames
-    is_calibrated = FRAME_KINDS[frames].is_calibrated and _purpose_of(config).calibrated
-    if (config.fdr or config.prior) and not is_calibrated:
+    needs_calibration = config.fdr is not None or config.prior is not None
+    if needs_calibration and not (FRAME_KINDS[frames].is_calibrated and _purpose_of(config).calibrated):
         raise UsageError(
             f"--fdr and --prior need calibrated scores of contigs, and {Path(head_of(config)).name} gives none: it is a head for the "
             "open reading frames of chunks, or one that is not calibrated (see `virnuc inspect`). Leave them out, or use a calibrated "

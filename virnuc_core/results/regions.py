@@ -9,7 +9,7 @@ the contig, but in a short contig not beyond what a region could explain. It is 
 among chunks that are not viral. A chunk without a score is uninformative: the border lies midway where its neighbours disagree,
 and there is no region where no scored chunk is near.
 
-The parameters are constants, so a contig's regions depend on its own scores alone. docs/proviruses.md gives their origin and
+The parameters are constants, so a contig's regions depend on its own scores alone. docs/science.md gives their origin and
 compares the method with others.
 """
 

@@ -105,14 +105,17 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
 def longest_stretches(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     """Takes the longest stretch of codons of A, C, G and T without a stop in each frame, and keeps a chunk's longest two.
 
-    Stretches may begin and end anywhere, also at an end of the chunk, and have at least `LEAST_RESIDUES` residues; the
-    first of equally long ones counts, in its frame and among the frames. The arguments are those of `open_frames`.
+    The second is kept only where the longest covers less than 60 % of the chunk. Stretches may begin and end anywhere, also
+    at an end of the chunk, and have at least `LEAST_RESIDUES` residues; the first of equally long ones counts, in its frame
+    and among the frames. The arguments are those of `open_frames`.
     """
     frames = _SixFrames.of(bases, starts, ends)
     left, longest = _longest_runs(frames)
     by_length = np.argsort(-longest.reshape(-1, 6), axis=1, kind="stable")
+    is_short = 5 * longest.reshape(-1, 6).max(axis=1) < ends - starts
     is_kept = np.zeros((len(starts), 6), np.bool_)
-    np.put_along_axis(is_kept, by_length[:, :2], True, axis=1)
+    np.put_along_axis(is_kept, by_length[:, :1], True, axis=1)
+    np.put_along_axis(is_kept, by_length[:, 1:2], is_short[:, None], axis=1)
     kept = np.flatnonzero(is_kept.ravel() & (longest >= LEAST_RESIDUES))
 
     chunk, frame = np.divmod(kept, 6)
