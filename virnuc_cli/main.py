@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         translated = storage_error(error)
         return _report(str(translated), translated.exit_code, arguments)
     except (KeyboardInterrupt, click.Abort):
-        message = "interrupted; repeat the command to resume from the last finished shard"
+        message = "interrupted: repeat the command to resume"
         return _report(message, 130, arguments)
     except Exception as error:  # noqa: BLE001 - the outermost handler: one line and an exit code
         found = f"unexpected {type(error).__name__}: {error}"

@@ -62,7 +62,7 @@ def worker(devices: str, workers: int | None, runs: int) -> None:
 def up(folder: Path | None, devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
     """Start a Prefect server, MLflow and workers on this machine until Ctrl-C.
 
-    FOLDER is the one of `virnuc server deploy`.
+    FOLDER is the folder used with `virnuc server deploy`.
     """
     from deployments.prefect_settings import logging_programs, prepare_prefect
     from deployments.up import run_stack

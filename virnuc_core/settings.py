@@ -140,7 +140,7 @@ class ScoringSettings(TwoModelSettings):
 
     chunk_length: ChunkLength | Literal["auto"] | None = _setting(
         None,
-        "Chunk length in bp; auto: chosen by the head, and for longest ORFs by sequence length",
+        "Chunk length in bp; auto: as the head was trained, by sequence length for longest ORFs",
         "set by the preset",
     )
     min_length: CountFromZero = _setting(0, "Skip sequences shorter than N bp")
@@ -148,7 +148,7 @@ class ScoringSettings(TwoModelSettings):
     relaxed: bool = _setting(False, "Same as --threshold 0.5: more viruses, more false positives")
     # Tables have six decimals.
     threshold: Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6)] | None = _setting(
-        None, "Minimum virus_score for a viral call (replaces --fdr)", "set by --fdr"
+        None, "Minimum virus_score for a viral call (replaces --fdr)", "off"
     )
     prior: Share | None = _setting(None, "Fraction of viruses in the sample", "estimated from the scores")
     esm_model: str | None = _model_setting(None, "esm2")
