@@ -141,6 +141,6 @@ def _best_effort(send: Callable[[], object], level: int = logging.WARNING) -> bo
     try:
         send()
     except (HTTPError, PrefectException, OSError) as error:
-        _log.log(level, "Prefect's server takes no artifact (%s): the run goes on without it", error)
+        _log.log(level, "the Prefect server rejected an artifact (%s): the run continues without it", error)
         return False
     return True

@@ -20,8 +20,8 @@ def server_url() -> str:
     url: str | None = PREFECT_API_URL.value()
     if not url:
         raise UsageError(
-            "no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api, or start one "
-            "with `virnuc server up`."
+            "no Prefect server is set: set PREFECT_API_URL, for example to http://127.0.0.1:4200/api, or start a server with "
+            "`virnuc server up`."
         )
     return url
 

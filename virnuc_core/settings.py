@@ -83,7 +83,7 @@ class ProcessSettings(Settings):
 
     threads: Count | None = _setting(
         None,
-        "CPU threads, shared by all lanes",
+        "Total number of CPU threads",
         "OMP_NUM_THREADS, else all available cores",
     )
 
@@ -97,19 +97,19 @@ class EngineSettings(Settings):
     precision: Precision = _setting(
         "auto",
         "Numeric precision of the models",
-        "auto: fp16 on a GPU; on the CPU fp32, or bf16 for longest ORFs",
+        "auto: fp16 on a GPU; on the CPU fp32, or bf16 for the longest ORFs",
     )
-    devices: Devices = _setting(("auto",), "Devices to compute on")
+    devices: Devices = _setting(("auto",), "Devices to use")
     # Sums over batches stay within 64 bits.
     token_budget: Annotated[int, Field(gt=0, lt=1 << 31)] | None = _setting(
-        None, "Maximum tokens per packed batch", "depends on the device"
+        None, "Maximum number of tokens per batch", "set by the device"
     )
-    engine: Engine = _setting("packed", "reference: one sequence at a time, fp32, plain attention")
+    engine: Engine = _setting("packed", "reference: one sequence at a time in fp32 with plain attention")
     attention: AttentionChoice = _setting("auto", "Attention backend")
-    compile: bool = _setting(False, "Compile layers with torch.compile (takes up to a minute)")
+    compile: bool = _setting(False, "Compile the layers with torch.compile (takes up to a minute)")
     shard_seconds: PositiveTime | None = _setting(
         None,
-        "Estimated seconds of work per shard: the most that an interruption loses",
+        "Estimated seconds of work per shard: the maximum lost on interruption",
         "60 on a GPU, 15 on the CPU",
     )
 
@@ -123,18 +123,16 @@ class EmbedSettings(EngineSettings):
 class TwoModelSettings(EngineSettings):
     """Settings of runs with both models."""
 
-    dnabert_precision: Precision | None = _setting(None, "Precision of DNABERT-S", "same as precision")
-    dnabert_engine: Engine | None = _setting(None, "Engine of DNABERT-S", "same as engine")
+    dnabert_precision: Precision | None = _setting(
+        None, "Numeric precision of DNABERT-S only", "same as precision"
+    )
+    dnabert_engine: Engine | None = _setting(None, "Engine of DNABERT-S only", "same as engine")
 
 
 def _model_setting(value: str | None, family: Family) -> Any:
-    known = (
-        "DNABERT-S model: tiny"
-        if family == "dnabert_s"
-        else "ESM-2 model: tiny, 8M, 35M, 150M, 650M, 3B, 15B"
-    )
+    known = "DNABERT-S: tiny" if family == "dnabert_s" else "ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B"
     default = "" if value else "set by the preset"
-    return _setting(value, f"{known}, hub name or path", default)
+    return _setting(value, f"{known}, a Hugging Face name or a path", default)
 
 
 class ScoringSettings(TwoModelSettings):
@@ -142,23 +140,21 @@ class ScoringSettings(TwoModelSettings):
 
     chunk_length: ChunkLength | Literal["auto"] | None = _setting(
         None,
-        "Chunk length in bp; auto: chosen for the head and each sequence's length",
+        "Chunk length in bp; auto: as the head was trained, by sequence length for longest ORFs",
         "set by the preset",
     )
     min_length: CountFromZero = _setting(0, "Skip sequences shorter than N bp")
     fdr: Share | None = _setting(None, "Target false discovery rate", "0.1")
-    relaxed: bool = _setting(False, "Call sequences viral at virus_score >= 0.5 (no FDR control)")
+    relaxed: bool = _setting(False, "Same as --threshold 0.5: more viruses, more false positives")
     # Tables have six decimals.
     threshold: Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6)] | None = _setting(
-        None, "Minimum virus_score for a viral call (replaces --fdr)", "set by --fdr"
+        None, "Minimum virus_score for a viral call (replaces --fdr)", "off"
     )
-    prior: Share | None = _setting(
-        None, "Fraction of viral sequences in the sample", "estimated from the scores"
-    )
+    prior: Share | None = _setting(None, "Fraction of viruses in the sample", "estimated from the scores")
     esm_model: str | None = _model_setting(None, "esm2")
     dnabert_model: str | None = _model_setting(None, "dnabert_s")
-    head: str | None = _setting(None, "Classifier head trained on these models", "bundled")
-    embeddings: EmbeddingsDtype = _setting("float32", "Data type of the embeddings in embeddings.h5")
+    head: str | None = _setting(None, "Classifier head trained on these models", "the bundled one")
+    embeddings: EmbeddingsDtype = _setting("float32", "Data type of embeddings.h5")
 
     @model_validator(mode="after")
     def _require_one_rule(self) -> "ScoringSettings":
@@ -202,27 +198,29 @@ class RunConfig(ScoringSettings):
 class TrainSettings(TwoModelSettings):
     """Settings of `train`: the models to embed with, and how the head is fitted."""
 
-    chunk_length: ChunkLength = _setting(500, "Chunk length in bp")
+    chunk_length: ChunkLength = _setting(500, "Chunk length in bp to train the head for")
     esm_model: str = _model_setting("tiny", "esm2")
     dnabert_model: str = _model_setting("tiny", "dnabert_s")
     frames: FrameRule = _setting(
         "longest",
-        "longest: the longest ORFs of each chunk; open: frames without a stop codon, as in VirNucPro",
+        "longest: embed the longest ORFs of each chunk; open: its frames without a stop codon, as VirNucPro does",
     )
     groups: str | None = _setting(
-        None, "Table of seq_name and group; a group stays in one part of the split", "none"
+        None,
+        "Table with columns seq_name and group; a group is never split between training and test",
+        "none",
     )
-    seed: CountFromZero = _setting(0, "Random seed of the split, weights and sampling")
+    seed: CountFromZero = _setting(0, "Random seed")
     held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5)] = _setting(
-        0.1, "Fraction of each class's groups for validation, and as many for testing"
+        0.1, "Fraction of the groups of each class held out for validation, and again for the test"
     )
     group_power: Annotated[FiniteFloat, Field(ge=0, le=1)] = _setting(
-        0.6, "Sampling weight of a group: its size to this power"
+        0.6, "Sample groups in proportion to their size to this power"
     )
     most_frames: Count = _setting(200_000, "Approximate maximum number of frames")
     epochs: Count = _setting(20, "Maximum number of epochs")
     members: Annotated[int, Field(ge=1, le=16)] = _setting(
-        2, "With --frames open: number of heads whose outputs are averaged"
+        2, "With frames open: number of heads to average, each trained from its own seed"
     )
 
 
@@ -235,9 +233,9 @@ class FramesSettings(Settings):
 class LaneSettings(Settings):
     """Where lanes run, and in a pool how much work each gets, and for which project."""
 
-    mode: LaneMode = _setting("local", "pool: run lanes on the workers of a Prefect work pool")
-    lane_minutes: PositiveTime = _setting(10.0, "Estimated minutes of work per lane (mode pool)")
-    priority: Priority = _setting("normal", "Queue of the lanes (mode pool)")
+    mode: LaneMode = _setting("local", "local: on this host; pool: by the workers of a Prefect work pool")
+    lane_minutes: PositiveTime = _setting(10.0, "Estimated minutes of work per lane in a pool")
+    priority: Priority = _setting("normal", "Queue of the lanes in a pool")
     project: Project = _setting("", "Project to charge GPU hours to", "none")
 
 
@@ -280,7 +278,7 @@ def faults_in_words(error: ValidationError, name_of: Callable[[str], str]) -> st
         reasons.setdefault(name, []).append(fault["msg"])
         given[name] = "" if fault["type"] == "missing" else f" (given {fault['input']!r:.60})"
     listed = "; ".join(f"{name}: {', or '.join(texts)}{given[name]}" for name, texts in reasons.items())
-    return f"these settings cannot be used: {listed}."
+    return f"invalid settings: {listed}."
 
 
 def predict_config(settings: PredictSettings) -> RunConfig:

@@ -187,7 +187,7 @@ def test_links_are_skipped_and_never_read(inbox: Inbox, tmp_path: Path) -> None:
     state = inbox.night()
     assert statuses(state) == dict.fromkeys(("a.fa", "b.fa", "c.fa"), "skipped")
     assert state.message == "3 files: 3 skipped"
-    assert "a.fa is a link" in str(state.result().rows)
+    assert "a.fa is a symbolic link" in str(state.result().rows)
     assert {path.name for path in inbox.folder.iterdir()} == {"a.fa", "b.fa", "c.fa"}
     assert os.stat(secret).st_atime_ns == read
     assert list(inbox.out.glob("*/")) == []
@@ -291,9 +291,7 @@ def test_a_night_in_the_pool(inbox: Inbox, tmp_path: Path) -> None:
     with Worker(host):
         state = inbox.night(mode="pool")
     assert state.is_failed()
-    assert "9.fa: LaneError: the run of its batch ended in state Crashed: Process exited" in str(
-        state.message
-    )
+    assert "9.fa: LaneError: the run of its batch ended as Crashed: Process exited" in str(state.message)
     assert len(host.batches) == 3
 
 

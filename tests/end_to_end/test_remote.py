@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.outputs import require_places
+from flows.recording import require_places
 from tests.end_to_end.conftest import CommandLine, write_class
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web

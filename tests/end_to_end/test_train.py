@@ -90,7 +90,7 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
         "| temperature | not calibrated |",
         "Groups of validation records: 1 viral and 2 other, and at least 10 of each are needed.",
         *(f"> **Warning:** {warning}" for warning in report["notes"]),
-        "the longest ORFs of chunks of 60 bp",
+        "of 60 bp chunks",
         auroc,
     ):
         assert said in card

@@ -24,7 +24,7 @@ from virnuc_core.batching.packing import warn_if_inefficient
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
 from virnuc_core.files import file_digest, make_folder
 from virnuc_core.inference.device import AsyncCopy, Streams, on_device
-from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
+from virnuc_core.inference.events import LaneEvent, ModelsLoaded, RowsComputed, ShardDone, StageSeconds
 from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard, read_plan
 from virnuc_core.inference.prefetch import Collator, HostBatch, ModelInputs, ShardInputs
 from virnuc_core.inference.shard import (
@@ -409,15 +409,19 @@ class LoadedModels:
 
 
 class InferenceRunner:
-    """Runs one plan on models that are loaded."""
+    """Runs one plan on models that are loaded; `on_rows` is told after each batch how many rows are computed, estimated."""
 
-    def __init__(self, plan: RunPlan, loaded: LoadedModels) -> None:
+    def __init__(
+        self, plan: RunPlan, loaded: LoadedModels, on_rows: Callable[[int], None] = lambda rows: None
+    ) -> None:
         self._plan = plan
         self._loaded = loaded
         self._streams = loaded.streams
         self._models = {planned.family: loaded.model(planned) for planned in plan.models}
         self._scorer = loaded.scorer if plan.head is not None else None
         self._last_complete = 0.0
+        self._on_rows = on_rows
+        self._complete_rows = 0
 
     def run(self, shards: Iterable[ShardInputs]) -> Generator[ComputedShard, None, None]:
         """Computes shards in order; the results of a shard depend only on the plan and its rows.
@@ -462,8 +466,11 @@ class InferenceRunner:
         [is_finite_batch] = all_finite.wait()
         shard.overflowed_batches[family] += not is_finite_batch
         shard.retired[family] += 1
+        num_rows = shard.inputs.shard.end - shard.inputs.shard.begin
+        self._on_rows(self._complete_rows + num_rows * shard.retired.total() // shard.num_batches)
         if shard.retired.total() < shard.num_batches:
             return
+        self._complete_rows += num_rows
         for model in shard.inputs.models:
             family = model.counters.family
             if shard.overflowed_batches[family]:
@@ -528,7 +535,7 @@ def run_shards(
     """Loads the models that are not loaded yet, and commits one shard after another.
 
     Two threads run alongside: one collates the next shards, also while models load; the other writes finished shards and
-    emits `ShardDone`. Both end before this returns.
+    emits `ShardDone`. Both end before this returns. `RowsComputed` is emitted every few seconds.
 
     Raises:
         MismatchError: the run was started over meanwhile.
@@ -553,6 +560,15 @@ def run_shards(
         return result.counters
 
     shards = [plan.shards[index] for index in indices]
+    total_rows = sum(shard.end - shard.begin for shard in shards)
+    next_event = time.monotonic()
+
+    def on_rows(rows: int) -> None:
+        nonlocal next_event
+        if rows < total_rows and (now := time.monotonic()) >= next_event:
+            next_event = now + 3.0
+            emit(RowsComputed(lane=lane, rows=rows))
+
     with (
         on_device(models.device),
         # Shards held on the host at once: token ids are small, vectors take up to 1 GB per shard.
@@ -563,7 +579,7 @@ def run_shards(
         hardware = f"{platform.machine()} CPU" if is_cpu else torch.cuda.get_device_name(models.device)
         emit(ModelsLoaded(lane=lane, device_name=hardware))
         with (
-            closing(InferenceRunner(plan, models).run(inputs)) as computed,
+            closing(InferenceRunner(plan, models, on_rows).run(inputs)) as computed,
             Prefetcher(commit, computed, depth=1) as committed,
         ):
             work = list(committed)

@@ -35,7 +35,10 @@ def run_all(run: MadeRun, **changes: object) -> ShardResult:
     plan, models = replace(run.plan, shards=(shard,), **changes), LoadedModels("cpu")
     inputs = Collator.load(plan, run.store, models.streams).collate(shard)
     models.load(plan)
-    [computed] = InferenceRunner(plan, models).run(iter([inputs]))
+    rows: list[int] = []
+    [computed] = InferenceRunner(plan, models, rows.append).run(iter([inputs]))
+    assert rows == sorted(rows)
+    assert rows[-1] == run.store.num_frames
     assert computed.shard == shard
     assert computed.seconds.forward > 0 < computed.seconds.tokenize
     return computed.result()

@@ -154,7 +154,7 @@ def test_what_cannot_be_used_is_one_clear_error(
     path.write_bytes(made.content)
     assert main(["frames", str(path), "--chunk-length", "500", "--out", str(out)]) == 3
     *warnings, error = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("virnuc: warning: ") for line in warnings)
+    assert all(line[9:].startswith("virnuc: warning: ") for line in warnings)
     assert error.startswith("virnuc: error: ")
     assert str(made.error) in error
     assert name in error

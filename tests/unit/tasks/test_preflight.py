@@ -32,7 +32,7 @@ def test_a_clock_that_is_off_by_the_servers_time(
     )
     found = clock_fault() or ""
     assert said in found
-    assert ("the server's: synchronize it" in found) == bool(said)
+    assert ("the Prefect server: synchronize it" in found) == bool(said)
 
 
 def test_the_folder_of_the_run_must_be_the_same_here(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_gpu_is_tried_out_at_first_and_after_a_failure(
     expected = {
         "fits": None,
         "is sick": "a product of matrices is wrong",
-        "hangs": "the GPU does not answer within 180 s",
+        "hangs": "the GPU did not respond within 180 s",
     }
     assert said() == expected[answer]
     assert device_fault(record, "cpu") is None

@@ -67,10 +67,10 @@ REFUSALS = [
 
 # Content of virnuc.toml, and text of the message.
 FILES = [
-    (b"precison = 'fp16'", "virnuc.toml: precison is no setting: did you mean precision?"),
-    (b"json = true", "virnuc.toml: json is no setting"),
-    (b"switches = []", "virnuc.toml: switches is no setting"),
-    (b"[predict]\nhead = 'a'", "virnuc.toml: predict is no setting"),
+    (b"precison = 'fp16'", "virnuc.toml: unknown setting precison; did you mean precision?"),
+    (b"json = true", "virnuc.toml: unknown setting json"),
+    (b"switches = []", "virnuc.toml: unknown setting switches"),
+    (b"[predict]\nhead = 'a'", "virnuc.toml: unknown setting predict"),
     (b"token-budget = 'many'", "virnuc.toml: token-budget: Input should be a valid integer"),
     (b"token_budget = 1.5", "virnuc.toml: token-budget: Input should be a valid integer"),
     (b"token_budget = 1\ntoken-budget = 2", "virnuc.toml: a setting is given twice"),
@@ -78,9 +78,9 @@ FILES = [
     (b"threads = 0", "virnuc.toml: threads: Input should be greater than 0"),
     (b"precision = 'fp12'", "virnuc.toml: precision: Input should be 'auto', 'fp32'"),
     (b'head = "a\\u0000b"', "NUL"),
-    (b"[predict\na = 1", "virnuc.toml is not TOML in UTF-8"),
-    (b"a = " + b"[" * 100_000, "virnuc.toml is not TOML in UTF-8"),
-    (b"head = '\xff'", "virnuc.toml is not TOML in UTF-8"),
+    (b"[predict\na = 1", "virnuc.toml is not valid TOML in UTF-8"),
+    (b"a = " + b"[" * 100_000, "virnuc.toml is not valid TOML in UTF-8"),
+    (b"head = '\xff'", "virnuc.toml is not valid TOML in UTF-8"),
 ]
 
 
