@@ -227,7 +227,7 @@ def predict(
         source: a FASTA or FASTQ file (a path or a URL), several of them, or (id, sequence) pairs.
         out: run folder, with all files of the command; an interrupted run there is resumed. None uses a temporary folder. To
             a URL such as `s3://BUCKET/NAME` the results are copied.
-        chunk_length: in bp; None is "auto": what the head is for, by record length for the longest stretches.
+        chunk_length: in bp; None is "auto": what the head is for, by record length for the longest ORFs.
         esm_model: ESM-2 model: catalogue name, hub name or path.
         dnabert_model: DNABERT-S model: catalogue name, hub name or path.
         head: classifier head trained on these models; None selects the bundled head, for the bundled models only.

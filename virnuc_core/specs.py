@@ -19,17 +19,17 @@ Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
 # What is embedded of a chunk; see `virnuc_core.sequences.frames`.
 FrameRule = Literal["open", "longest"]
 FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
-    "open": "open reading frames",
+    "open": "stop-free frames",
     "longest": "longest ORFs",
 }
 # Confidence in a call.
-Tier = Literal["confident", "likely", "unsure"]
+Confidence = Literal["confident", "likely", "unsure"]
 # Chunk length in bp, or as in `CHUNKS_BY_RECORD`; see `chunk_steps`.
 ChunkRule = int | str
-# What --chunk-length auto means for the longest stretches: each record is cut by its own length, into chunks of 500 bp below
+# What --chunk-length auto means for the longest ORFs: each record is cut by its own length, into chunks of 500 bp below
 # 2,000 bp, and of 1,000 bp from there on.
 CHUNKS_BY_RECORD: Final = "auto:500<2000,1000"
-CODE_WIDTH: Final = 64  # of the row codes of a head for the longest stretches
+CODE_WIDTH: Final = 64  # of the row codes of a head for the longest ORFs
 Size = Annotated[int, Field(gt=0, lt=1 << 31)]
 
 
@@ -140,7 +140,7 @@ FRAME_KINDS: Final[dict[FrameRule, FrameKind]] = {
         chunk_rule=CHUNKS_BY_RECORD,
         is_calibrated=True,
         takes_bf16=True,
-        missing="no_stretch",
+        missing="no_orf",
         chunk_bases=(200, 4000),
         row_datasets=("starts", "sizes"),
         head_datasets=("codes",),

@@ -180,7 +180,7 @@ def test_what_cannot_be_trained_or_evaluated(
     virnuc.refused(4, "vectors of 256 and 256 numbers", "evaluate", *classes, *wide, *chosen)
 
 
-def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
+def test_a_head_for_the_longest_orfs_scores_every_chunk_and_no_open_frames(
     virnuc: CommandLine, classes: tuple[str, ...], chosen: tuple[str, ...], tmp_path: Path
 ) -> None:
     # At this length many chunks have a stop codon in every frame.

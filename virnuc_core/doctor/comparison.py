@@ -91,7 +91,7 @@ def compare_model(model: str) -> ModelComparison:
     """
     family, name = family_of(model)
     checkpoint = open_checkpoint(name, family)
-    # Pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest stop-free stretch of each.
+    # Pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest ORF of each.
     fasta = Path(__file__).with_name(f"{family}.fa")
     records = iter_records([fasta], "protein" if family == "esm2" else "dna")
     sequences = [record.sequence.decode() for record in records]

@@ -59,7 +59,7 @@ def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
 def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open") -> ResolvedPrecision:
     """Precision of the forward pass on one device; "auto" is fp16 on a GPU.
 
-    On the CPU "auto" is bf16 for the longest stretches where `cpu_has_fast_bf16`, and else fp32: VirNucPro's frames are scored
+    On the CPU "auto" is bf16 for the longest ORFs where `cpu_has_fast_bf16`, and else fp32: VirNucPro's frames are scored
     as VirNucPro does. The CPU has neither fp16 nor fp8. On a GPU, bf16 needs Ampere or newer, and fp8 Ada, Hopper or newer.
 
     Raises:

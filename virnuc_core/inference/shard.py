@@ -99,7 +99,7 @@ class ShardResult:
         dna: (n, D_dna), in the dtype to be stored.
         protein: (n, D_protein), in the dtype to be stored.
         scores: fp32 (n, 2), P(other) and P(virus).
-        codes: fp16 (n, CODE_WIDTH), of a head for the longest stretches.
+        codes: fp16 (n, CODE_WIDTH), of a head for the longest ORFs.
     """
 
     dna: npt.NDArray[np.floating[Any]] | None

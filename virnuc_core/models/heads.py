@@ -1,6 +1,6 @@
 """Heads: from the vectors of rows to scores of rows, chunks and contigs.
 
-`MLPClassifier` is VirNucPro's, for the open reading frames of a chunk; `ContigHead` is for its longest stop-free stretches.
+`MLPClassifier` is VirNucPro's, for the stop-free frames of a chunk; `ContigHead` is for its longest ORFs.
 Nothing else asks which of the two a run has: it uses `Head`, and `virnuc_core.specs.FRAME_KINDS` for what follows from the frames.
 
 Shape legend: N rows, C chunks, S chunks with a row, R contigs, K classes, F features of a row, Z code width, W context width,
@@ -29,7 +29,7 @@ from virnuc_core.columns import Float64, Int64
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.files import atomic_path, from_json
 from virnuc_core.models.catalogue import HEAD_METADATA, read_facts, read_purpose
-from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule, mean_scores
+from virnuc_core.models.scores import ConfidenceRule, ContigScores, ScoredRows, mean_scores
 from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, state_dict_of
 from virnuc_core.specs import CODE_WIDTH, FrameRule, Size
 
@@ -48,11 +48,11 @@ class Head(nn.Module, ABC):
         widths: F; or, of a head that knows them apart, those of the DNA vectors and the protein vectors.
         classes: names; those of viruses come first. Empty if it tells no classes.
         facts: what its file states of it, besides how it was made.
-        tier_rules: of the calls of contigs, the most confident first; all others are unsure.
+        confidence_rules: of the calls of contigs, the most confident first; all others are unsure.
     """
 
     frames: ClassVar[FrameRule]
-    tier_rules: ClassVar[tuple[TierRule, ...]]
+    confidence_rules: ClassVar[tuple[ConfidenceRule, ...]]
     _kind: ClassVar[str]
     widths: tuple[int, ...]
     classes: tuple[str, ...]
@@ -128,7 +128,7 @@ class MLPClassifier(Head):
 
     frames = "open"
     _kind = "an MLPClassifier head of VirNucPro or virnuc (hidden_layer, bn1, output_layer with 2 outputs)"
-    tier_rules = (TierRule("confident", 5, 0.8, 0.8), TierRule("likely", 2, 0.65, 0.65))
+    confidence_rules = (ConfidenceRule("confident", 5, 0.8, 0.8), ConfidenceRule("likely", 2, 0.65, 0.65))
 
     def __init__(self, in_features: int, hidden_width: int = 512) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class ContigHead(Head):
 
     frames = "longest"
     _kind = "a head of virnuc train for the longest ORFs"
-    tier_rules = (TierRule("confident", 2, 0.95), TierRule("likely", 1, 0.9))
+    confidence_rules = (ConfidenceRule("confident", 2, 0.95), ConfidenceRule("likely", 1, 0.9))
 
     def __init__(self, spec: HeadSpec, dropout: float = 0.0) -> None:
         super().__init__()

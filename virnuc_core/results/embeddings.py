@@ -37,7 +37,7 @@ EMBED_VECTORS: Final = "embeddings"
 FEATURES: Final = "vectors"  # both models side by side, in files of other programs
 LENGTHS: Final = "lengths"
 SCORES: Final = "scores"
-CODES: Final = "codes"  # of rows, by a head for the longest stretches
+CODES: Final = "codes"  # of rows, by a head for the longest ORFs
 STARTS: Final = "starts"
 SIZES: Final = "sizes"  # see `FrameStore.sizes`
 FRAMES: Final = "frames"  # attribute: the FrameRule of the rows
@@ -133,7 +133,7 @@ class Embeddings:
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64] | None:
-        """int64 (N,), first base of each stop-free stretch, from 0, on its strand of the chunk; None for other rows."""
+        """int64 (N,), first base of each ORF, from 0, on its strand of the chunk; None for other rows."""
         return self._all(STARTS)
 
     def _all(self, name: str) -> npt.NDArray[Any] | None:
@@ -141,7 +141,7 @@ class Embeddings:
 
     @property
     def frames(self) -> FrameRule:
-        """What its rows are of chunks; without a statement, as in files of other programs, open reading frames.
+        """What its rows are of chunks; without a statement, as in files of other programs, stop-free frames.
 
         Raises:
             DamagedFileError: it states something else.
@@ -179,7 +179,7 @@ class Embeddings:
     def as_dataframe(self, *, vectors: bool = False) -> "pd.DataFrame":
         """A table with one row per id, indexed by `id`.
 
-        A predict run has the columns `contig`, `chunk`, `frame`, `p_other` and `p_virus`, and `start` for stop-free stretches, an
+        A predict run has the columns `contig`, `chunk`, `frame`, `p_other` and `p_virus`, and `start` for ORFs, an
         embed run `length`. With `vectors`, each vector component is a column, too: `dna_0`, ..., `protein_0`, ...
         """
         import pandas as pd  # slow

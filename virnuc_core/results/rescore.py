@@ -121,7 +121,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
         DamagedFileError: the embeddings file is corrupt, or is another kind of file.
         InputError: the embeddings file does not exist.
         MismatchError: the head takes features of another width, or was trained for chunks of another length or for other frames.
-        UsageError: the file does not hold the vectors of both models, or lacks the sizes of its stretches.
+        UsageError: the file does not hold the vectors of both models, or lacks the sizes of its ORFs.
     """
     with Embeddings(embeddings) as file:
         matrices = _matrices_of_both_models(file)

@@ -204,7 +204,7 @@ def _write_contigs(
         write = _open_contig_files(folder, stack)
         classes = tuple(map(cell_text, head.classes))
         for block in blocks:
-            calls = call_contigs(block.contigs, block.candidates, threshold, mixture, head.tier_rules)
+            calls = call_contigs(block.contigs, block.candidates, threshold, mixture, head.confidence_rules)
             table = _contig_table(store, block, calls, classes)
             viral = list(_viral_sequences(store, block, calls, mixture, classes))
             summary = summary_table(viral)

@@ -22,7 +22,7 @@ from virnuc_core.sequences.frame_store import (
     content_digest,
     map_strings,
 )
-from virnuc_core.sequences.frames import ChunkTable, chunk_table, longest_stretches, open_frames
+from virnuc_core.sequences.frames import ChunkTable, chunk_table, longest_orfs, open_frames
 from virnuc_core.sequences.reader import STDIN, Record, input_digest, iter_records, rejection_reason
 from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile
 
@@ -206,7 +206,7 @@ class _Builder:
         self.num_chunks += len(chunks.record)
 
     def _add_frames(self, sequences: ByteColumn, chunks: ChunkTable) -> None:
-        find_frames = open_frames if self.frames == "open" else longest_stretches
+        find_frames = open_frames if self.frames == "open" else longest_orfs
         starts = sequences.offsets[chunks.record] + chunks.start
         ends = sequences.offsets[chunks.record] + chunks.end
         # A record may exceed a batch: chunks are translated in groups of about _BATCH_LETTERS.
