@@ -54,7 +54,7 @@ def test_vectors_come_in_the_order_of_the_sequences(made_models: MadeModels) -> 
         (["MKV", ">x\nMKV"], "esm2:tiny", {}, InputError, "sequence 1 cannot be embedded: not a protein"),
         (["MKV"], "esm2:tiny", {"precision": "fp17"}, UsageError, r"precision: .*'fp17'"),
         (["MKV"], "esm2:tiny", {"speed": "high"}, UsageError, "speed: Extra inputs"),
-        (["MKV"], "esm2:none", {}, CheckpointError, "no model"),
+        (["MKV"], "esm2:none", {}, CheckpointError, "unknown model"),
     ],
 )
 def test_what_cannot_be_embedded(

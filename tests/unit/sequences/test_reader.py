@@ -192,7 +192,7 @@ def test_impossible_paths(tmp_path: Path, name: str, message: str) -> None:
         (b"ACGTACGTAE", "dna", None),
         (b"ACGTACGTEE", "dna", "not DNA: 2 of 10 letters"),
         (b"MKVBZXUOJ*-.", "protein", None),
-        (b"MKV1", "protein", "not a protein: 1 letters are not amino-acid codes, the first is '1'"),
+        (b"MKV1", "protein", "not a protein: 1 letters are not amino-acid codes, the first '1'"),
     ],
 )
 def test_what_can_be_used(sequence: bytes, alphabet: Alphabet, reason: str | None) -> None:
