@@ -56,11 +56,9 @@ class LoggedProgress:
     """Progress as log lines, for runs without a terminal."""
 
     def stage(self, name: str) -> None:
-        """Logs the stage."""
         _log.info("stage: %s", name)
 
     def lane(self, progress: LaneProgress) -> None:
-        """Logs it."""
         _log.info("%s", progress)
 
 
@@ -108,7 +106,6 @@ class LaneRows:
         self._lanes: dict[int, _LaneCount] = {}
 
     def __call__(self, event: "LaneEvent") -> None:
-        """Takes the next event of any lane."""
         from virnuc_core.inference.events import LaneStarted, ModelsLoaded, RowsComputed, ShardDone
 
         count = self._lanes.get(event.lane)
@@ -137,7 +134,6 @@ _progress: ContextVar[Progress] = ContextVar("progress", default=LoggedProgress(
 
 
 def current_progress() -> Progress:
-    """The progress display of this context."""
     return _progress.get()
 
 
