@@ -1,8 +1,8 @@
 """What the scores of one sample say of its share of viruses, and from which score its contigs are called.
 
 A score is calibrated for as many viruses as others. A sample has a share of its own. It is estimated from the sample's scores by
-maximum likelihood, and the probabilities are shifted to it. Contigs are called that are probably viruses at that share, and no more
-than keep the expected share of false calls below `DEFAULT_FDR`, or below the rate that is asked for.
+maximum likelihood, and the probabilities are shifted to it. Contigs are called that are probably viruses at that share, or as many as
+keep the expected share of false calls below the rate that is asked for.
 
 Scores are only about calibrated, so their likelihood ratios are tempered and bounded before.
 
@@ -21,7 +21,7 @@ from scipy.optimize import brentq
 from virnuc_core.columns import Float64
 from virnuc_core.specs import CallRule
 
-DEFAULT_FDR: Final = 0.1
+MIN_PROBABILITY: Final = 0.6  # of a call, at the sample's share of viruses
 # Sequences that stand for what is known before a sample is seen, and their share of viruses.
 PRIOR_WEIGHT: Final = 10.0
 PRIOR_SHARE: Final = 0.1
@@ -91,9 +91,10 @@ class Mixture:
         """The score from which sequences are called, infinite if none can be."""
         if rule.threshold is not None:
             return rule.threshold
-        is_fit = self.fdr(self.scores) <= (rule.fdr or DEFAULT_FDR)
         if rule.fdr is None:
-            is_fit &= self.p_virus(self.scores) >= 0.5
+            is_fit = self.p_virus(self.scores) >= MIN_PROBABILITY
+        else:
+            is_fit = self.fdr(self.scores) <= rule.fdr
         return float(self.scores[is_fit.argmax()]) if is_fit.any() else math.inf
 
 
