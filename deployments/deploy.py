@@ -57,7 +57,7 @@ def deploy(site: Path | None = None, pool_type: PoolType | None = None) -> list[
     versions = _read(prefect, lambda document: [item.get("version") for item in document["deployments"]])
     if others := {*map(str, versions)} - {__version__}:
         raise UsageError(
-            f"{prefect} is for version {', '.join(others)}, but virnuc {__version__} is installed: update it from "
+            f"{prefect} is for version {', '.join(others)}, but virnuc {__version__} is installed: adapt it to "
             f"{FILES / prefect.name} and set its version."
         )
     automations = _read(folder / "automations.yaml", _automations) | _read(

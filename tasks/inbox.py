@@ -305,14 +305,12 @@ class NightlyReport:
 
     @property
     def summary(self) -> str:
-        """The night in one line."""
         counts = [(self.metrics[f"files_{status}"], status) for status in reversed(STATUSES)]
         shown = ", ".join(f"{count} {status}" for count, status in counts if count)
         return f"{len(self.outcomes)} files: {shown}" if shown else "no files in the inbox"
 
     @property
     def failures(self) -> str:
-        """The first failures as text."""
         failed = [f"{outcome.name}: {outcome.why}" for outcome in self._with_status("failed")]
         more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
         return f"Failed: {'; '.join(failed[:3])}{more}." if failed else ""

@@ -56,11 +56,9 @@ class LoggedProgress:
     """Progress as log lines, for runs without a terminal."""
 
     def stage(self, name: str) -> None:
-        """Logs the stage."""
         _log.info("stage: %s", name)
 
     def lane(self, progress: LaneProgress) -> None:
-        """Logs it."""
         _log.info("%s", progress)
 
 
@@ -83,7 +81,7 @@ class FlowProgress(LoggedProgress):
         self._bars[progress.lane].update(100 * progress.rows_done / max(1, progress.rows_total))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _LaneCount:
     """Rows of a lane: as shown, before its process started, and in committed shards; `since` is when it began to compute."""
 
@@ -92,12 +90,12 @@ class _LaneCount:
     committed: int
     since: float
 
-    def show(self, rows: int, time: float) -> None:
-        """Updates what is shown; rows that were shown as computed before they were committed stay."""
+    def with_rows(self, rows: int, time: float) -> "_LaneCount":
+        """Shows more rows; those that were shown as computed before they were committed stay."""
         done = max(rows, self.shown.rows_done)
         new, left = done - self.before, self.shown.rows_total - done
         seconds_left = (time - self.since) / new * left if new else None
-        self.shown = replace(self.shown, rows_done=done, seconds_left=seconds_left)
+        return replace(self, shown=replace(self.shown, rows_done=done, seconds_left=seconds_left))
 
 
 class LaneRows:
@@ -108,28 +106,33 @@ class LaneRows:
         self._lanes: dict[int, _LaneCount] = {}
 
     def __call__(self, event: "LaneEvent") -> None:
-        """Takes the next event of any lane."""
-        from virnuc_core.inference.events import LaneStarted, ModelsLoaded, RowsComputed, ShardDone
+        before = self._lanes.get(event.lane)
+        count = _counted(before, event)
+        if count is not None and count is not before:
+            self._lanes[event.lane] = count
+            if before is None or count.shown is not before.shown:
+                self._progress.lane(count.shown)
 
-        count = self._lanes.get(event.lane)
-        if isinstance(event, LaneStarted):
-            kept = count.committed if count else 0
-            device = event.device if event.host == socket.gethostname() else event.place
-            shown = LaneProgress(lane=event.lane, device=device, rows_done=kept, rows_total=kept + event.rows)
-            self._lanes[event.lane] = count = _LaneCount(shown, kept, kept, event.time)
-        elif count is None:
-            return
-        elif isinstance(event, ModelsLoaded):
-            count.since = event.time
-            return
-        elif isinstance(event, ShardDone):
-            count.committed += event.rows
-            count.show(count.committed, event.time)
-        elif isinstance(event, RowsComputed):
-            count.show(count.before + event.rows, event.time)
-        else:
-            return
-        self._progress.lane(count.shown)
+
+def _counted(before: _LaneCount | None, event: "LaneEvent") -> _LaneCount | None:
+    """The count of a lane after an event; as before if that says nothing of rows."""
+    from virnuc_core.inference.events import LaneStarted, ModelsLoaded, RowsComputed, ShardDone
+
+    if isinstance(event, LaneStarted):
+        kept = before.committed if before else 0
+        device = event.device if event.host == socket.gethostname() else event.place
+        shown = LaneProgress(lane=event.lane, device=device, rows_done=kept, rows_total=kept + event.rows)
+        return _LaneCount(shown=shown, before=kept, committed=kept, since=event.time)
+    if before is None:
+        return None
+    if isinstance(event, ModelsLoaded):
+        return replace(before, since=event.time)
+    if isinstance(event, ShardDone):
+        committed = before.committed + event.rows
+        return replace(before, committed=committed).with_rows(committed, event.time)
+    if isinstance(event, RowsComputed):
+        return before.with_rows(before.before + event.rows, event.time)
+    return before
 
 
 # A context variable, since Prefect records every parameter of a flow.
@@ -137,7 +140,6 @@ _progress: ContextVar[Progress] = ContextVar("progress", default=LoggedProgress(
 
 
 def current_progress() -> Progress:
-    """The progress display of this context."""
     return _progress.get()
 
 

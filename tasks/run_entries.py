@@ -193,7 +193,6 @@ def _with_training(entry: Entry, root: Path) -> Entry:
 
 
 def _level_metrics(levels: Mapping[str, Mapping[str, Any]], prefix: str) -> list[Point]:
-    """Scalar metrics of each level."""
     return [
         (f"{prefix}{level}_{name}", float(value), 0)
         for level, figures in levels.items()

@@ -27,7 +27,6 @@ def server_url() -> str:
 
 
 def connect() -> "SyncPrefectClient":
-    """A client of the server."""
     from prefect.client.orchestration import get_client
 
     return get_client(sync_client=True)
@@ -48,5 +47,4 @@ def read_all(read: Callable[..., list[T]], *names: str, **filters: Any) -> list[
 
 
 def server_time(client: "SyncPrefectClient") -> datetime:
-    """The server's clock."""
     return parsedate_to_datetime(client.request("GET", "/health").headers["Date"])

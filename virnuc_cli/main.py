@@ -117,7 +117,6 @@ def require_one_folder() -> None:
 
 
 def _report(message: str, exit_code: int, arguments: list[str]) -> int:
-    """Reports an error as text or, with --json, as JSON."""
     if "--debug" in arguments:
         traceback.print_exc()
     print(f"virnuc: error: {message}", file=sys.stderr)

@@ -90,7 +90,6 @@ class RareOption(click.Option):
     """An option that only --help-all lists."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Flags and help."""
         return super().get_help_record(ctx) if _ALL in ctx.meta else None
 
 

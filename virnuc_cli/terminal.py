@@ -20,7 +20,6 @@ OutputMode = Literal["human", "quiet", "json"]
 
 
 def stage_in_words(name: str) -> str:
-    """What a step of a run does."""
     words = {
         "fetch": "downloading the input",
         "index": "reading sequences",
@@ -51,7 +50,6 @@ class LineProgress:
         self._next_line: dict[int, float] = {}
 
     def stage(self, name: str) -> None:
-        """Prints the stage."""
         self._print(f"virnuc: {stage_in_words(name)}")
 
     def lane(self, progress: LaneProgress) -> None:
@@ -73,7 +71,6 @@ class BarProgress:
         self._lanes: dict[int, TaskID] = {}
 
     def stage(self, name: str) -> None:
-        """Relabels the stage's bar."""
         self._bars.update(self._stage, description=stage_in_words(name))
 
     def lane(self, progress: LaneProgress) -> None:

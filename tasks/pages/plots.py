@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def _new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
-    """An empty plot in the common style."""
     from matplotlib.figure import Figure  # takes a second; not every process plots
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
