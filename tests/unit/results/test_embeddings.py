@@ -209,12 +209,12 @@ def test_features_of_virnucpro_open(dtype: torch.dtype, is_zip: bool, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"ids": ["a"], "data": torch.zeros(2, 4)}, "1 ids and 2 rows"),
+        ({"ids": ["a"], "data": torch.zeros(2, 4)}, "1 ids but 2 rows"),
         ({"ids": ["a"], "data": torch.zeros(1, 4).expand(1, 4).int()}, "data is not a numeric matrix"),
         ({"ids": [1], "data": torch.zeros(1, 4)}, "ids is not a list of names"),
         ({"proteins": ["a"], "data": [torch.zeros(4)]}, "neither ids nor data"),
         (torch.zeros(3, 4), "neither ids nor data"),
-        ({"ids": ["a"] * 4096, "data": torch.zeros(1, 4).expand(4096, 4)}, "more than it holds"),
+        ({"ids": ["a"] * 4096, "data": torch.zeros(1, 4).expand(4096, 4)}, "more than it contains"),
     ],
 )
 def test_other_torch_files_are_refused(content: object, message: str, tmp_path: Path) -> None:
@@ -361,9 +361,9 @@ def test_heads_that_do_not_fit(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        ({"dna": np.zeros((1, 96), np.float32)}, UsageError, "no protein vectors"),
-        ({"embeddings": np.zeros((1, 96), np.float32)}, UsageError, "no dna and no protein vectors"),
-        ({"vectors": np.full((1, 192), np.nan)}, DamagedFileError, r"row 0 .*not finite"),
+        ({"dna": np.zeros((1, 96), np.float32)}, UsageError, "no protein embeddings"),
+        ({"embeddings": np.zeros((1, 96), np.float32)}, UsageError, "no dna and no protein embeddings"),
+        ({"vectors": np.full((1, 192), np.nan)}, DamagedFileError, r"row 0 .*non-finite"),
         (
             {"vectors": np.zeros((1, 192), np.float32), "frames": "longest"},
             MismatchError,

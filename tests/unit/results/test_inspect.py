@@ -95,7 +95,7 @@ def test_files_and_folders_are_called_by_their_name(
         assert ("is not a shard, embeddings file" in found.problems[0]) == (
             kind == "unknown file" or "HDF5" in kind
         )
-    with pytest.raises(InputError, match="nothing at"):
+    with pytest.raises(InputError, match="does not exist"):
         inspect_path(tmp_path / "nowhere")
 
 
@@ -149,7 +149,7 @@ def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) ->
     with h5py.File(out, "r+") as file:
         file["embeddings"][5] = 0
     assert "was modified after run.json was written" in inspect_path(run.folder.root).problems[0]
-    assert "the checksum of 'embeddings' is wrong" in inspect_path(out).problems[0]
+    assert "the checksum of 'embeddings' does not match" in inspect_path(out).problems[0]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "not JSON", '{"files": [{}]}'])

@@ -135,7 +135,7 @@ def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
     # As wide together, but not each.
     save_head(make_contig_head(100, 92), tmp_path / "head.safetensors", {})
     config = made_models.config(head=str(tmp_path / "head.safetensors"))
-    message = "takes DNA and protein vectors of 100 and 92 numbers, but dnabert gives 96 and .* gives 96"
+    message = "takes DNA and protein embeddings of width 100 and 92, but dnabert gives 96 and .* gives 96"
     with pytest.raises(MismatchError, match=message):
         plan_run(tmp_path / "run", contigs, config)
     facts = inspect_path(tmp_path / "head.safetensors").facts

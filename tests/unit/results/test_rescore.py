@@ -112,7 +112,7 @@ def test_what_cannot_be_scored(
         score_run(unfinished.root, own, out)
     shutil.copyfile(run.folder.embeddings, unfinished.embeddings)
     write_plan(unfinished.plan, replace(run.plan, embeddings="float16"))
-    with pytest.raises(MismatchError, match="is not of"):
+    with pytest.raises(MismatchError, match="does not belong to"):
         score_run(unfinished.root, own, out)
     write_plan(unfinished.plan, replace(run.plan, kind="embed"))
     with pytest.raises(UsageError, match="no predict run"):

@@ -102,7 +102,7 @@ def test_what_a_killed_run_left_without_a_plan_is_its_own(tmp_path: Path) -> Non
         ("file", "not a folder"),
         ("file/run", "not a folder"),
         ("/proc/none", "/proc/none cannot be written"),
-        ("a\0b", "holds a NUL"),
+        ("a\0b", "contains a NUL"),
     ],
 )
 def test_paths_that_can_be_no_folder(name: str, message: str, tmp_path: Path) -> None:
