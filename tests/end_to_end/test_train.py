@@ -177,7 +177,7 @@ def test_what_cannot_be_trained_or_evaluated(
     named = ("--out", tmp_path / "head.pth")
     virnuc.refused(2, "must end in .safetensors", "train", *classes, *named, *chosen)
     wide = ("--head", "tiny", "--out", tmp_path / "evaluated")
-    virnuc.refused(4, "vectors of 256 and 256 numbers", "evaluate", *classes, *wide, *chosen)
+    virnuc.refused(4, "embeddings of width 256 and 256", "evaluate", *classes, *wide, *chosen)
 
 
 def test_a_head_for_the_longest_orfs_scores_every_chunk_and_no_open_frames(

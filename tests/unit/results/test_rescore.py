@@ -121,5 +121,5 @@ def test_what_cannot_be_scored(
     score_run(run.folder.root, own, scored)
     with pytest.raises(UsageError, match="--embeddings none"):
         score_run(scored, own, out)
-    with pytest.raises(MismatchError, match="holds another run"):
+    with pytest.raises(MismatchError, match="contains another run"):
         score_run(run.folder.root, str(Path(run.plan.head.location)) if run.plan.head else "", scored)
