@@ -2,8 +2,8 @@
 
     python -m benchmarks.accuracy FASTA... [--precision fp16,bf16,fp8] [--device 0]
 
-Writes benchmarks/results/accuracy.json. Every stop-free stretch passes through a whole run, with processes, packing and shards,
-once per precision. The default models are the bundled ones, whose head also gives calls of stretches, chunks and contigs;
+Writes benchmarks/results/accuracy.json. Every ORF passes through a whole run, with processes, packing and shards,
+once per precision. The default models are the bundled ones, whose head also gives calls of ORFs, chunks and contigs;
 other models (--esm-model random:650M) give vectors only.
 """
 

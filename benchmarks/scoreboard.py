@@ -57,7 +57,7 @@ PIECE_FILES: Final = ("far", "val")
 PIECE_LENGTHS: Final = (500, 3_000, 5_000, 10_000)  # bp
 MOST_OVERLAP: Final = 0.05
 MOST_PIECES: Final = 4_000  # of each length: fewer than there are of 300, 500 and 1,000 bp
-TIERS: Final = ("confident", "likely", "unsure")
+CONFIDENCES: Final = ("confident", "likely", "unsure")
 EVERYTHING: Final = "all"
 WITHOUT_EUKARYOTIC: Final = "without eukaryotic viruses"
 WITHOUT_OVERLAP: Final = "without overlap"
@@ -93,12 +93,12 @@ class Answers:
     Attributes:
         p_virus: float64 (n,), NaN without a score.
         is_called: bool (n,) whether called a virus.
-        tiers: of the calls, "NA" without one; None for programs that have none.
+        confidences: of the calls, "NA" without one; None for programs that have none.
     """
 
     p_virus: Float64
     is_called: Bool
-    tiers: tuple[str, ...] | None = None
+    confidences: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,12 +216,12 @@ def read_contigs(path: Path, count: int) -> Answers:
     rows = read_rows(path)
     if rows and {row["class"] for row in rows} == {"NA"}:
         raise SystemExit(f"{path.name} names no classes: the scoreboard takes heads for `longest` only")
-    p_virus, is_called, tiers = np.full(count, np.nan), np.zeros(count, np.bool_), ["NA"] * count
+    p_virus, is_called, confidences = np.full(count, np.nan), np.zeros(count, np.bool_), ["NA"] * count
     for row in rows:
         number = _number(row["seq_name"])
-        p_virus[number], tiers[number] = _score(row["virus_score"]), row["confidence"]
+        p_virus[number], confidences[number] = _score(row["virus_score"]), row["confidence"]
         is_called[number] = row["call"] in ("virus", "provirus")
-    return Answers(p_virus=p_virus, is_called=is_called, tiers=tuple(tiers))
+    return Answers(p_virus=p_virus, is_called=is_called, confidences=tuple(confidences))
 
 
 def read_jaeger(out: Path, count: int) -> dict[str, Answers]:
@@ -330,13 +330,13 @@ def figures(answers: Answers, own: SequenceSet, rows: Bool) -> Json:
     }
 
 
-def tiers(answers: Answers, is_viral: Bool) -> Json:
-    """For each tier the number of sequences, how many are called right, and of those called viruses the share that are."""
+def by_confidence(answers: Answers, is_viral: Bool) -> Json:
+    """For each confidence the number of sequences, how many are called right, and of those called viruses the share that are."""
     found: Json = {}
-    for tier in TIERS:
-        own = np.array([each == tier for each in answers.tiers or ()], np.bool_)
+    for confidence in CONFIDENCES:
+        own = np.array([each == confidence for each in answers.confidences or ()], np.bool_)
         called = own & answers.is_called
-        found[tier] = {
+        found[confidence] = {
             "sequences": int(own.sum()),
             "right": _mean((answers.is_called == is_viral)[own]),
             "called_virus": int(called.sum()),
@@ -357,15 +357,15 @@ def score_set(
     own: SequenceSet, programs: Sequence[Program], start_up: Mapping[str, Json], scratch: Path
 ) -> Json:
     bases = int(own.bases.lengths.sum())
-    runs, results, of_tiers = {}, {}, {}
+    runs, results, of_confidence = {}, {}, {}
     for program in programs:
         used, answers = run(program, own.bases, scratch)
         runs[program.name] = speeds(used, bases, start_up[program.name]["seconds"])
         print(own.name, own.length, program.name, json.dumps(runs[program.name]), flush=True)
         for name, each in answers.items():
             results[name] = {subset: figures(each, own, rows) for subset, rows in own.subsets.items()}
-            if each.tiers:
-                of_tiers[name] = tiers(each, own.is_viral)
+            if each.confidences:
+                of_confidence[name] = by_confidence(each, own.is_viral)
     names, counts = np.unique(np.array(own.kinds), return_counts=True)
     return {
         "name": own.name,
@@ -376,7 +376,7 @@ def score_set(
         "classes": dict(zip(names.tolist(), counts.tolist(), strict=True)),
         "runs": runs,
         "results": results,
-        "tiers": of_tiers,
+        "confidence": of_confidence,
         **({"overlap": own.overlap} if own.overlap else {}),
     }
 

@@ -57,16 +57,16 @@ def deploy(site: Path | None = None, pool_type: PoolType | None = None) -> list[
     versions = _read(prefect, lambda document: [item.get("version") for item in document["deployments"]])
     if others := {*map(str, versions)} - {__version__}:
         raise UsageError(
-            f"{prefect} is of version {', '.join(others)}, and virnuc {__version__} is installed: bring it up to date with "
-            f"{FILES / prefect.name}, and set its version."
+            f"{prefect} is for version {', '.join(others)}, but virnuc {__version__} is installed: adapt it to "
+            f"{FILES / prefect.name} and set its version."
         )
     automations = _read(folder / "automations.yaml", _automations) | _read(
         folder / "alarms.yaml", _automations
     )
     if (failure := server_failure()) is not None:
         raise UsageError(
-            f"the Prefect server at {server_url()} does not answer ({failure}): start it with `virnuc server up` or "
-            "`prefect server start`, or name another one in PREFECT_API_URL."
+            f"the Prefect server at {server_url()} does not respond ({failure}): start it with `virnuc server up` or "
+            "`prefect server start`, or set PREFECT_API_URL to another server."
         )
     with get_client(sync_client=True) as client:
         try:
@@ -75,14 +75,16 @@ def deploy(site: Path | None = None, pool_type: PoolType | None = None) -> list[
             made = f"{len(versions)} deployments of virnuc {__version__}, from {prefect}"
             return [*pools, made, *_apply(client, automations)]
         except PrefectHTTPStatusError as error:
-            raise VirnucError(f"the Prefect server at {server_url()} refuses: {error}") from error
+            raise VirnucError(
+                f"the Prefect server at {server_url()} rejected the request: {error}"
+            ) from error
 
 
 def _read(path: Path, parse: Callable[[Any], _Parsed]) -> _Parsed:
     try:
         return parse(yaml.safe_load(path.read_text()))
     except (OSError, yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} cannot be used: {error}. Compare it with {FILES / path.name}.") from error
+        raise UsageError(f"{path} is invalid: {error}. Compare it with {FILES / path.name}.") from error
 
 
 def _automations(document: Any) -> dict[str, AutomationCore]:
@@ -94,7 +96,7 @@ def _automations(document: Any) -> dict[str, AutomationCore]:
         reasons = {
             fault["msg"] for fault in error.errors() if fault["type"] not in ("literal_error", "missing")
         }
-        raise ValueError("; ".join(sorted(reasons)) or "an automation lacks a field") from error
+        raise ValueError("; ".join(sorted(reasons)) or "an automation has a missing field") from error
 
 
 def _make_pools(client: SyncPrefectClient, pool_type: PoolType | None, jobs: Path) -> Iterator[str]:
@@ -104,8 +106,8 @@ def _make_pools(client: SyncPrefectClient, pool_type: PoolType | None, jobs: Pat
         kind = pool_type or (pool.type if pool else "process")
         if pool and pool.type != kind:
             raise UsageError(
-                f"the work pool {name} at the server is of type {pool.type!r}, which cannot be changed: delete it first "
-                f"(`prefect work-pool delete {name}`)."
+                f"work pool {name} has type {pool.type!r}, which cannot be changed: delete it first with "
+                f"`prefect work-pool delete {name}`."
             )
         in_cluster = kind == "kubernetes"
         template = _read(jobs, dict) if in_cluster else ProcessWorker.get_default_base_job_template()
@@ -119,7 +121,7 @@ def _make_pools(client: SyncPrefectClient, pool_type: PoolType | None, jobs: Pat
         for priority, queue in enumerate(queues, start=1):
             if queue not in made:
                 client.create_work_queue(queue, work_pool_name=name, priority=priority)
-        yield f"work pool {name}, of type {kind}, with queues {', '.join(queues)}"
+        yield f"work pool {name} ({kind}), queues {', '.join(queues)}"
 
 
 def _run_prefect_deploy(client: SyncPrefectClient, path: Path) -> None:

@@ -39,7 +39,7 @@ class Gate:
     def _refusal(self, scope: "Scope") -> "ASGIApp | None":
         headers = Headers(scope=scope)
         if headers.get("host") not in self._hosts or headers.get("origin") not in self._origins:
-            return PlainTextResponse("This server answers no other host and no page of another site.", 403)
+            return PlainTextResponse("Requests to other host names or from other sites are refused.", 403)
         given = headers.get("authorization", "").encode()
         if (
             not self._authorization

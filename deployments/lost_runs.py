@@ -31,9 +31,11 @@ def crash_runs_of(worker: str) -> None:
         with connect() as client:
             for run in _begun_runs(client):
                 if run.labels.get(_WORKER) == worker:
-                    _crash(client, run, f"Worker {worker} ended, and the process of this run with it.")
+                    _crash(client, run, f"Worker {worker} ended together with the process of this run.")
     except (httpx.HTTPError, RuntimeError) as error:
-        _log.warning("%s: the server cannot be told which runs have ended with it (%r)", worker, error)
+        _log.warning(
+            "worker %s: its runs cannot be marked as crashed on the Prefect server (%r)", worker, error
+        )
 
 
 def crash_lost_runs(stopping: Event, window: float = 240.0, every: float = 60.0) -> None:
@@ -53,7 +55,9 @@ def crash_lost_runs(stopping: Event, window: float = 240.0, every: float = 60.0)
                     client.request("GET", "/health")
         except (httpx.HTTPError, RuntimeError) as error:
             answering_since = time.monotonic()
-            _log.warning("the Prefect server does not answer (%r): no run is taken for lost meanwhile", error)
+            _log.warning(
+                "the Prefect server does not respond (%r): no run is marked as lost meanwhile", error
+            )
 
 
 def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[tuple[FlowRun, str]]":
@@ -64,12 +68,12 @@ def find_lost_runs(client: "SyncPrefectClient", window: timedelta) -> "Iterator[
     for run in _begun_runs(client):
         taken_by = run.labels.get(_WORKER)
         if taken_by in silent:
-            yield run, f"Nothing was heard of worker {taken_by} for {window.total_seconds():.0f} s."
+            yield run, f"No heartbeat from worker {taken_by} for {window.total_seconds():.0f} s."
         elif taken_by is None and run.parent_task_run_id is not None:
             parent = client.read_task_run(run.parent_task_run_id).flow_run_id
             state = client.read_flow_run(parent).state if parent else None
             if state is not None and state.is_final():
-                yield run, "The run that it was a part of has ended."
+                yield run, "The run that it belongs to has ended."
 
 
 def virnuc_workers(client: "SyncPrefectClient") -> "list[Worker]":
@@ -98,4 +102,4 @@ def _crash(client: "SyncPrefectClient", found: "FlowRun", message: str) -> None:
         return
     ended = Cancelled if run.state.is_cancelling() else Crashed
     client.set_flow_run_state(run.id, ended(message=message))
-    _log.info("the run %s has ended: %s", run.name, message)
+    _log.info("run %s has ended: %s", run.name, message)

@@ -30,7 +30,7 @@ def prepare_prefect() -> None:
             home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"virnuc's home folder {home.parent} cannot be written ({error.strerror}): set VIRNUC_HOME to one that can."
+                f"home folder {home.parent} of virnuc is not writable ({error.strerror}): set VIRNUC_HOME to a writable folder."
             ) from error
         make_private(home / "prefect.db")
         profiles = Path("~/.prefect/profiles.toml").expanduser()

@@ -46,7 +46,7 @@ class Programs:
                 if program.poll() is not None:
                     log = self.folder / f"{name}.log"
                     lines = log.read_text(errors="replace").splitlines()[-15:]
-                    ended = f"{name} ended with exit code {program.returncode}. The end of {log}:"
+                    ended = f"{name} ended with exit code {program.returncode}. Last lines of {log}:"
                     raise VirnucError("\n".join([ended, *lines]))
             time.sleep(0.2)
 

@@ -36,7 +36,7 @@ def run_stack(port: int, mlflow_port: int, workers: WorkerChoice, home: Path, si
         VirnucError: one of the programs has ended, and so have the others; the message has the end of its log.
     """
     folder = home / "up"
-    complaint = f"`virnuc server up` runs already with the home folder {home}: use that one, or set VIRNUC_HOME to another folder."
+    complaint = f"`virnuc server up` is already running with home folder {home}: use it, or set VIRNUC_HOME to another folder."
     with only_one(folder / "lock", complaint):
         for option, number in (("--port", port), ("--mlflow-port", mlflow_port)):
             try:
@@ -45,7 +45,7 @@ def run_stack(port: int, mlflow_port: int, workers: WorkerChoice, home: Path, si
                     probe.bind((HOST, number))
             except (OSError, OverflowError) as error:
                 raise UsageError(
-                    f"port {number} of {HOST} cannot be used ({error}): end what listens there, or give another {option}."
+                    f"port {number} of {HOST} cannot be used ({error}): stop the program that listens there or give another {option}."
                 ) from error
         workers = on_cpu_without_gpus(workers)
         with reserving(plan_host(workers)):
@@ -131,7 +131,7 @@ In another shell:
   prefect deployment run predict/on-demand --watch \\
     --param inputs='["/data/contigs.fa"]' --param out=/data/run
 
-Ctrl-C ends all of it.""", flush=True)  # fmt: skip
+Press Ctrl-C to stop everything.""", flush=True)  # fmt: skip
 
 
 def _answers(url: str) -> bool:

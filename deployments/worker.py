@@ -85,15 +85,15 @@ def work(choice: WorkerChoice) -> None:
     url = server_url()
     with interruptible(), reserving(workers):
         if (failure := server_failure()) is not None:
-            _log.warning("the Prefect server at %s does not answer (%s); waiting for it", url, failure)
+            _log.warning("the Prefect server at %s does not respond (%s); waiting for it", url, failure)
             while server_failure() is not None:
                 time.sleep(1)
         with connect() as client:
             pools = {pool.name for pool in client.read_work_pools() if pool.type == "process"}
         if missing := [name for name in (GPU_POOL, CPU_POOL, RUNS_POOL) if name not in pools]:
             raise UsageError(
-                f"the Prefect server at {url} has no work pool {' and no '.join(missing)} for processes: make them with "
-                "`virnuc server deploy`, or in a cluster start `prefect worker start --type kubernetes`."
+                f"the Prefect server at {url} has no work pool {' and no '.join(missing)} of type process: create it with "
+                "`virnuc server deploy`, or on Kubernetes run `prefect worker start --type kubernetes`."
             )
         num_devices = sum(worker.visible is not None for worker in workers)
         stopping = Event()
@@ -106,7 +106,7 @@ def work(choice: WorkerChoice) -> None:
             finally:
                 stopping.set()
         raise DeviceError(
-            f"no worker is left on {socket.gethostname()}: every device failed {MAX_FAILURES} lanes in a row."
+            f"no worker is left on {socket.gethostname()}: {MAX_FAILURES} lanes in a row failed on every device."
         )
 
 
@@ -132,15 +132,13 @@ def _keep_running(worker: StockWorker, num_devices: int, stopping: Event) -> Non
         crash_runs_of(worker.name)
         if has_failed:
             _log.error(
-                "worker %s has ended: %d lanes in a row failed on its device. Start it again when that is repaired.",
+                "worker %s has stopped: %d lanes in a row failed on its device. Repair the device and restart the worker.",
                 worker.name,
                 MAX_FAILURES,
             )
             return
         if not stopping.is_set():
-            _log.warning(
-                "worker %s ended with exit code %d; it is started again", worker.name, process.returncode
-            )
+            _log.warning("worker %s ended with exit code %d; restarting it", worker.name, process.returncode)
             stopping.wait(RESTART_DELAY_SECONDS)
 
 
@@ -152,13 +150,13 @@ def plan_host(choice: WorkerChoice) -> list[StockWorker]:
         DeviceError: there is no GPU, or not the one that was asked for.
     """
     if choice.runs < 0 or (choice.workers is not None and choice.workers < 1):
-        raise UsageError("--workers is a number from 1 on, and --runs one from 0 on.")
+        raise UsageError("--workers must be at least 1, and --runs at least 0.")
     if choice.workers is not None and choice.devices != "cpu":
         raise UsageError(
-            "--workers is for CPUs, and each GPU has one slot: leave it out, or give --devices cpu."
+            "--workers applies to CPUs only, since each GPU has one slot: omit it or give --devices cpu."
         )
     if choice.devices == "none" and not choice.runs:
-        raise UsageError("--devices none with --runs 0 leaves nothing to do: give one of them.")
+        raise UsageError("--devices none with --runs 0 leaves nothing to do: change one of them.")
     gpus = [] if choice.devices in ("cpu", "none") else _chosen_gpus(choice.devices)
     uuids = {row[0]: row[-1] for row in query_gpus(["index", "uuid"])} if gpus else {}
     keys = [uuids.get(gpu, gpu) for gpu in gpus]
@@ -189,7 +187,7 @@ def on_cpu_without_gpus(choice: WorkerChoice) -> WorkerChoice:
     """Makes slots on the CPU of "auto" on a host without GPUs, and logs it."""
     if choice.devices != "auto" or _visible_gpus():
         return choice
-    _log.warning("this host shows no GPU: its CPU works, for runs with the setting devices=cpu or auto")
+    _log.warning("no GPU found on this host: using its CPU, for runs with devices=cpu or auto")
     return replace(choice, devices="cpu")
 
 
@@ -207,8 +205,8 @@ def reserving(workers: Iterable[StockWorker]) -> Iterator[None]:
     with ExitStack() as locks:
         for worker in workers:
             complaint = (
-                f"a worker is at work for {worker.key} already: end it first, or give other --devices, and --runs 0 for a "
-                "second command on one host."
+                f"a worker for {worker.key} is already running: stop it first or give other --devices; a second command on this "
+                "host needs --runs 0."
             )
             locks.enter_context(only_one(_folder() / f"{worker.key}.lock", complaint))
         yield
@@ -233,18 +231,18 @@ def _chosen_gpus(devices: str) -> Sequence[str]:
         return gpus
     if devices == "auto":
         raise DeviceError(
-            "this host shows no GPU: repair what `nvidia-smi` reports, or give --devices cpu to serve the work pool "
-            f"{CPU_POOL}, or --devices none for whole runs alone."
+            "no GPU found on this host: check `nvidia-smi`, give --devices cpu to serve work pool "
+            f"{CPU_POOL}, or --devices none for whole runs only."
         )
     indices = [part.strip() for part in devices.split(",")]
     if not all(index.isascii() and index.isdigit() for index in indices) or len(set(indices)) < len(indices):
         raise UsageError(
-            f"--devices {devices} is not understood: give auto, cpu, none, or GPU indices such as 0,1, each once."
+            f"invalid --devices {devices}: give auto, cpu, none, or GPU indices such as 0,1, each once."
         )
     if missing := [index for index in indices if int(index) >= len(gpus)]:
         available = f"0 to {len(gpus) - 1}" if gpus else "none"
         raise DeviceError(
-            f"GPU {', '.join(missing)} is not available on this host (indices that are: {available}): choose another one, "
+            f"GPU {', '.join(missing)} is not available on this host (available: {available}): choose another one "
             "or --devices cpu."
         )
     return [gpus[int(index)] for index in indices]

@@ -39,13 +39,13 @@ def batch_name(files: Mapping[str, str]) -> str:
 def predict_files(
     files: dict[str, str], config: RunConfig, journal: str, project: str = ""
 ) -> State[Any] | None:
-    """Calls the contigs of small files as `predict` does, each with results of its own; an error ends its file alone.
+    """Classifies small files as `predict` does, each into its own folder; an error ends only its file.
 
     Args:
         files: the results folder of each file.
         config: models and how to run them.
-        journal: file for the errors, in a folder that the night has made: this host must see it, too.
-        project: what the GPU hours count for.
+        journal: file for the errors, in a folder made by the nightly run, which this host must see, too.
+        project: to charge GPU hours to.
 
     Raises:
         DeviceLostError: the device failed.
@@ -76,7 +76,7 @@ def predict_files(
 def _require_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise errors.HostError(
-            f"{folder} is not there: mount the shared folder under the same path. Or its night is over."
+            f"{folder} does not exist: mount the shared folder at the same path, unless the nightly run has ended."
         )
 
 
@@ -87,5 +87,5 @@ def predict_file(name: str, results: str, config: RunConfig, lanes: LocalLanes, 
     try:
         pipeline.predict([name], results, config, lanes, steps=steps)
     except (errors.MismatchError, errors.DamagedFileError) as error:
-        _log.warning("%s is computed anew: %s", name, error)
+        _log.warning("%s is computed again: %s", name, error)
         pipeline.predict([name], results, config, lanes, force=True, steps=steps)

@@ -24,7 +24,7 @@ from virnuc_core.device_record import recording_device
 from virnuc_core.env_config import env
 from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.events import LaneEvent
+from virnuc_core.inference.events import LaneEvent, RowsComputed
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import Kind
@@ -75,7 +75,8 @@ def embed_lane(folder: str, shards: tuple[int, ...], lane: int, device: str, tok
     ):
 
         def observe(event: LaneEvent) -> None:
-            journal.write(event)
+            if not isinstance(event, RowsComputed):  # each line is synced to a shared disk
+                journal.write(event)
             rows(event)
 
         own = own_device(device)
@@ -101,7 +102,7 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str, token: str
     with _journal(run, journal_name("plan", flow_run.id), lane=0):
         if others := [name for name in env().switches if name not in (config.switches or ())]:
             _log.warning(
-                "%s is set for this worker and does not count: set it where the run is asked for",
+                "%s is set for this worker but has no effect: set it where the run is started",
                 ", ".join(others),
             )
         devices = (own_device(device),)
@@ -117,19 +118,19 @@ def hold_while_unfit(require_folder: Callable[[], None], device: str) -> State[A
     cancelled while no process watched over it; None for a fit host.
     """
     if (parent := _parent_state()) is not None and parent.is_cancelled():
-        return Cancelled(message="The run that asked for it was cancelled.")
+        return Cancelled(message="The run that it belongs to was cancelled.")
     if not (fault := find_fault(require_folder, device)):
         return None
     shown = ""
     while fault and not _is_parent_over():
         if fault != shown:
-            _log.warning("%s takes no work: %s", socket.gethostname(), fault)
+            _log.warning("%s accepts no work: %s", socket.gethostname(), fault)
             with get_client(sync_client=True) as client:
                 client.set_flow_run_state(UUID(flow_run.id), Running(name=HELD, message=fault))
             shown = fault
         time.sleep(_SECONDS_BETWEEN_CHECKS)
         fault = find_fault(require_folder, device)
-    return Completed(name=HELD, message=f"Others computed for it: {shown}")
+    return Completed(name=HELD, message=f"Its work was done elsewhere: {shown}")
 
 
 def _is_parent_over() -> bool:
@@ -176,13 +177,13 @@ def own_device(choice: str) -> str:
     devices = resolve_devices(("auto",))
     if devices == ("cpu",):
         raise DeviceLostError(
-            f"this run is planned for GPUs, and {socket.gethostname()} shows none to this worker "
-            f"(CUDA_VISIBLE_DEVICES {','.join(env().cuda_visible_devices or ()) or 'not set'}): see whether nvidia-smi "
-            "lists it, and end the worker until it does."
+            f"this run is planned for GPUs, but this worker sees none on {socket.gethostname()} "
+            f"(CUDA_VISIBLE_DEVICES {','.join(env().cuda_visible_devices or ()) or 'not set'}): check nvidia-smi, "
+            "and stop the worker until it lists the GPU."
         )
     if len(devices) > 1:
         _log.warning(
-            "this process sees %d GPUs and uses the first: start its worker with `virnuc server worker`, or with "
+            "this process sees %d GPUs but uses only the first: start its worker with `virnuc server worker` or set "
             "CUDA_VISIBLE_DEVICES",
             len(devices),
         )

@@ -83,21 +83,21 @@ def nightly(
     files_at_once: Count = 8,
     settle_seconds: SettleTime = 60.0,
 ) -> State[NightlyReport]:
-    """Calls the contigs of every file in an inbox whose content has no results with these settings yet.
+    """Classifies every file in an inbox whose content has no results with these settings yet.
 
-    A file that is still being written waits for the next night, one that cannot be used is moved aside with its
-    reason, and a run that did not finish is resumed by the next night.
+    A file that is still being written waits for the next night. An unusable file is moved to `rejected` with the reason.
+    The next night resumes unfinished runs.
 
     Args:
-        inbox: a folder, or a glob such as `/data/*/contigs.fa.gz`.
-        out: folder of the results, one folder a file: NAME-HASH.
+        inbox: a folder or a glob such as `/data/*/contigs.fa.gz`.
+        out: folder for the results, with one folder NAME-HASH per file.
         settings: models and how to run them.
-        mode: "local": the files one after another, on this machine; "pool": by the workers of the work pools.
-        lane_minutes: about how long a lane works, in pool mode.
-        priority: queue of lanes and of small files, in pool mode.
-        project: what the GPU hours count for.
-        files_at_once: number of large files, or batches of small ones, that wait or work at a time, in pool mode.
-        settle_seconds: how long nobody must have written to a file.
+        mode: "local": one file after another on this machine; "pool": by the workers of the work pools.
+        lane_minutes: estimated minutes of work per lane, in pool mode.
+        priority: queue of the lanes and of small files, in pool mode.
+        project: to charge GPU hours to.
+        files_at_once: number of large files or batches of small ones submitted at a time, in pool mode.
+        settle_seconds: seconds since the last write after which a file counts as complete.
 
     Raises:
         VirnucError: some files failed and wait for the next night; the others are done.
@@ -121,7 +121,7 @@ def nightly(
     as_task("report", report.publish)(wait_for=[found, *ended])
     track(store, partial(_entry_of, report, begin, settings, run_tags(results, project)), results / "*")
     if report.metrics["files_failed"]:
-        raise VirnucError(f"{report.summary}. {report.failures} They are tried again by the next night.")
+        raise VirnucError(f"{report.summary}. {report.failures} The next nightly run retries them.")
     name = FILES_REJECTED if report.metrics["files_rejected"] else None
     return Completed(name=name, message=report.summary, data=report)
 
@@ -191,7 +191,7 @@ class _Work:
             error = None if state.is_completed() else state.result(raise_on_failure=False)
             if not isinstance(error, MismatchError | DamagedFileError):
                 break
-            _log.warning("%s is computed anew: %s", path, error)
+            _log.warning("%s is computed again: %s", path, error)
         return [Computed(new, error, _page(state.state_details.flow_run_id))]
 
     def _predict_files(self, files: Sequence[NewFile]) -> list[Computed]:
@@ -203,7 +203,7 @@ class _Work:
             state, page = self._run_batch(files, journal)
             events = JournalTail(journal).read_new()
             failures = {event.lane: error_of(event) for event in events if isinstance(event, LaneFailed)}
-            over = LaneError, f"the run of its batch ended in state {state.name}: {state.message}"
+            over = LaneError, f"the run of its batch ended as {state.name}: {state.message}"
             for number, new in enumerate(files):
                 is_done = number not in failures and RunFolder(new.results).report.exists()
                 kind, text = failures.get(number, over)

@@ -52,17 +52,17 @@ def predict(
     priority: Priority = "normal",
     project: Project = "",
 ) -> RunReport:
-    """Calls contigs viral or not; called again with the same arguments, it resumes.
+    """Classifies sequences as viral or non-viral; repeated with the same arguments, it resumes.
 
     Args:
         inputs: FASTA or FASTQ files of DNA, plain or compressed; paths or URLs.
         out: folder for the results; a path, or a URL of object storage.
-        settings: models and how to run them.
-        force: keep nothing of an earlier run in that folder.
-        mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
-        lane_minutes: estimated work of a lane in the pool, in minutes.
-        priority: queue in which the lanes wait in the pool.
-        project: what the GPU hours count for.
+        settings: models, classifier head and how to run them.
+        force: overwrite existing results.
+        mode: "local": one lane per device of this machine; "pool": lanes wait for the workers of a work pool.
+        lane_minutes: estimated minutes of work per lane, in pool mode.
+        priority: queue of the lanes, in pool mode.
+        project: to charge GPU hours to.
     """
     begin_flow()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
@@ -81,18 +81,18 @@ def embed(
     priority: Priority = "normal",
     project: Project = "",
 ) -> RunReport:
-    """Embeds proteins with ESM-2 or DNA with DNABERT-S; called again, it resumes.
+    """Embeds proteins with ESM-2 or DNA with DNABERT-S; repeated with the same arguments, it resumes.
 
     Args:
         inputs: FASTA or FASTQ files, plain or compressed; paths or URLs.
-        out: the embeddings file, a path or a URL of object storage; the run's folder is beside it, `OUT.run`.
-        model: `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a path alone.
+        out: embeddings file, a path or a URL of object storage; the run folder is `OUT.run`.
+        model: `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or only a path.
         settings: how to run the model.
-        force: keep nothing of an earlier run.
-        mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
-        lane_minutes: estimated work of a lane in the pool, in minutes.
-        priority: queue in which the lanes wait in the pool.
-        project: what the GPU hours count for.
+        force: overwrite existing results.
+        mode: "local": one lane per device of this machine; "pool": lanes wait for the workers of a work pool.
+        lane_minutes: estimated minutes of work per lane, in pool mode.
+        priority: queue of the lanes, in pool mode.
+        project: to charge GPU hours to.
     """
     begin_flow()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
@@ -110,17 +110,17 @@ def train(
     priority: Priority = "normal",
     project: Project = "",
 ) -> HeadReport:
-    """Trains a head; called again with the same arguments, it resumes.
+    """Trains a classifier head; repeated with the same arguments, it resumes.
 
     Args:
         files: labelled sequences; paths or URLs.
-        out: file of the head, safetensors; the run's folder is beside it, `OUT.run`, and so is its card.
+        out: safetensors file of the head; the model card is next to it, and the run folder is `OUT.run`.
         settings: models, and how the head is fitted.
-        force: keep nothing of an earlier run.
-        mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
-        lane_minutes: estimated work of a lane in the pool, in minutes.
-        priority: queue in which the lanes wait in the pool.
-        project: what the GPU hours count for.
+        force: overwrite existing results.
+        mode: "local": one lane per device of this machine; "pool": lanes wait for the workers of a work pool.
+        lane_minutes: estimated minutes of work per lane, in pool mode.
+        priority: queue of the lanes, in pool mode.
+        project: to charge GPU hours to.
     """
     begin_flow()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
@@ -138,17 +138,17 @@ def evaluate(
     priority: Priority = "normal",
     project: Project = "",
 ) -> HeadReport:
-    """Measures a head on labelled records; called again with the same arguments, it resumes.
+    """Measures accuracy on labelled sequences; repeated with the same arguments, it resumes.
 
     Args:
         files: labelled sequences.
-        out: folder of the figures; the run of `predict` that they come from is in `run` there.
+        out: folder for the metrics; the `predict` run behind them is in its subfolder `run`.
         settings: models, head and how to run them.
-        force: keep nothing of an earlier run.
-        mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
-        lane_minutes: estimated work of a lane in the pool, in minutes.
-        priority: queue in which the lanes wait in the pool.
-        project: what the GPU hours count for.
+        force: overwrite existing results.
+        mode: "local": one lane per device of this machine; "pool": lanes wait for the workers of a work pool.
+        lane_minutes: estimated minutes of work per lane, in pool mode.
+        priority: queue of the lanes, in pool mode.
+        project: to charge GPU hours to.
     """
     begin_flow()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)

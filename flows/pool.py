@@ -84,8 +84,8 @@ class PoolLanes:
     def __init__(self, where: LaneSettings, devices: tuple[str, ...]) -> None:
         if devices not in (("auto",), ("cpu",)):
             raise UsageError(
-                f"--devices {','.join(devices)} cannot be chosen in mode pool, where every worker has its own: "
-                "give auto or cpu, and choose GPUs where workers are started (`virnuc server worker --devices`)."
+                f"--devices {','.join(devices)} cannot be used in mode pool, where each worker has its own device: "
+                "give auto or cpu, and choose GPUs with `virnuc server worker --devices`."
             )
         url = server_url()
         with get_client(sync_client=True) as client:
@@ -98,12 +98,11 @@ class PoolLanes:
                     client.read_deployment_by_name(name)
             except ObjectNotFound as error:
                 raise UsageError(
-                    f"the Prefect server at {url} lacks work pools or deployments of virnuc: run `virnuc server deploy` "
-                    "against it."
+                    f"the Prefect server at {url} has no work pools or deployments of virnuc: run `virnuc server deploy`."
                 ) from error
             except httpx.HTTPError as error:
                 raise VirnucError(
-                    f"the Prefect server at {url} does not answer ({error!r}): start it, or set PREFECT_API_URL."
+                    f"the Prefect server at {url} does not respond ({error!r}): start it or set PREFECT_API_URL."
                 ) from error
         self._queue = where.priority
         self._lane_seconds = 60 * where.lane_minutes
@@ -236,8 +235,8 @@ class PoolRun:
             kind, text = error_of(failure)
             return kind(text)
         assert self.state is not None
-        ended = f"state {self.state.name} ({self.state.message})"
-        return LaneError(f"its run ended in {ended}: its log on the Prefect server says more.")
+        ended = f"{self.state.name} ({self.state.message})"
+        return LaneError(f"its run ended as {ended}: see its log on the Prefect server.")
 
 
 class PoolRuns:
@@ -286,10 +285,10 @@ class PoolRuns:
             error = await self._end(run, patience)
             left = await asyncio.to_thread(_missing, self._folder, lane.shards)
             if len(left) == len(missing) and not run.is_held:
-                lost = f"{lane.title}: its run ended, and its shards are not in {self._folder.shards}."
+                lost = f"{lane.title}: its run ended without writing its shards to {self._folder.shards}."
                 raise error or LaneError(lost)
             if error:
-                _log.warning("%s goes on with %d shards elsewhere: %s", lane.title, len(left), error)
+                _log.warning("%s continues elsewhere with %d shards: %s", lane.title, len(left), error)
             missing, run = left, None
 
     async def _submit(self, title: str, kind: str, parameters: Mapping[str, Any]) -> PoolRun:
@@ -327,7 +326,7 @@ class PoolRuns:
         await asyncio.to_thread(run.read, self._observe)
         assert run.state is not None
         if run.is_held:
-            _log.warning("a worker takes no work: %s", run.state.message)
+            _log.warning("a worker accepts no work: %s", run.state.message)
             return None
         if not run.state.is_final():
             async with get_client() as client:
@@ -354,12 +353,12 @@ class PoolRuns:
                     found = await _read_states(client, [own, *self._at_work])
                 except httpx.HTTPError as error:
                     raise VirnucError(
-                        f"Prefect's server has not answered for long ({error!r}). Finished shards are kept: retry this run "
+                        f"the Prefect server has stopped responding ({error!r}). Finished shards are kept: retry this run "
                         "when the server is back."
                     ) from error
                 if not (state := found.pop(own)).is_running():
                     raise CancelledRunError(
-                        f"this run was ended at the server ({state}). Finished shards are kept."
+                        f"this run was stopped on the Prefect server ({state}). Finished shards are kept."
                     )
                 for run in list(self._at_work.values()):
                     await asyncio.to_thread(run.read, self._observe)
@@ -390,8 +389,8 @@ class PoolRuns:
             self._pool, worker_filter=_ONLINE
         ):
             _log.warning(
-                "%d runs wait, and no worker is online in the work pool %s: start `virnuc server worker` on a machine that "
-                "sees the run's folder",
+                "%d runs are waiting, but no worker is online in work pool %s: start `virnuc server worker` on a host with "
+                "access to the run folder",
                 len(states),
                 self._pool,
             )
@@ -420,7 +419,7 @@ def pool_device(client: SyncPrefectClient, device: str) -> str:
     had_workers = client.read_workers_for_work_pool(WORK_POOLS["cuda"], limit=1)
     if had_workers or not client.read_workers_for_work_pool(WORK_POOLS["cpu"], worker_filter=_ONLINE):
         return "cuda"
-    _log.info("%s never had a worker: the lanes compute on CPUs, in %s", *WORK_POOLS.values())
+    _log.info("work pool %s never had a worker: the lanes run on CPUs in work pool %s", *WORK_POOLS.values())
     return "cpu"
 
 
@@ -428,7 +427,7 @@ def cancel_children() -> None:
     """Cancels the flow runs that this one has submitted and that have not ended; they keep what is finished."""
     with get_client(sync_client=True) as client:
         for run in _unfinished_children(client, [UUID(flow_run.id)]):
-            client.set_flow_run_state(run.id, Cancelling(message="The run that asked for it has ended."))
+            client.set_flow_run_state(run.id, Cancelling(message="The run that it belongs to has ended."))
 
 
 async def _together(work: Callable[[], Any], watch: Callable[[], Any]) -> None:
@@ -454,7 +453,7 @@ async def _as_task(name: str, work: Callable[[], Any], *, retries_in_vain: int) 
         if not isinstance(error, VirnucError) or run.run_count > limit:
             return False
         delay = RETRY_DELAYS_SECONDS[run.run_count - 1]
-        _log.warning("%s failed and is tried again in %.0f s: %s", name, delay, error)
+        _log.warning("%s failed; retry in %.0f s: %s", name, delay, error)
         return True
 
     @retried_task(name, RETRY_DELAYS_SECONDS, is_retried)
@@ -466,9 +465,7 @@ async def _as_task(name: str, work: Callable[[], Any], *, retries_in_vain: int) 
 
 async def _read_states(client: PrefectClient, run_ids: Sequence[UUID]) -> dict[UUID, State[Any]]:
     """The state of every run; a deleted one counts as cancelled."""
-    states: dict[UUID, State[Any]] = {
-        run_id: Cancelled(message="somebody deleted the run") for run_id in run_ids
-    }
+    states: dict[UUID, State[Any]] = {run_id: Cancelled(message="the run was deleted") for run_id in run_ids}
     for begin in range(0, len(run_ids), _MAX_READ):
         wanted = FlowRunFilter.model_validate({"id": {"any_": run_ids[begin : begin + _MAX_READ]}})
         for run in await client.read_flow_runs(flow_run_filter=wanted, limit=_MAX_READ):
@@ -490,7 +487,7 @@ def _earlier_lanes(folder: RunFolder, deployment: str) -> Iterator[Lane]:
             if run.parameters["token"] != folder.token.read_text():
                 client.set_flow_run_state(run.id, Cancelling(message="The run was started over."))
             elif not run.state.is_cancelling():
-                _log.info("%s of an earlier attempt goes on", run.name)
+                _log.info("%s of an earlier attempt continues", run.name)
                 shards = tuple(run.parameters["shards"])
                 yield Lane(number=run.parameters["lane"], title=run.name, shards=shards, run_id=run.id)
 
@@ -540,4 +537,4 @@ def _error_of(failures: Mapping[int, VirnucError], what: str) -> VirnucError:
     reasons = "; ".join([*shown[:5], *([f"and {len(shown) - 5} more reasons"] if len(shown) > 5 else [])])
     kinds = {type(error) for error in failures.values()}
     kind = kinds.pop() if len(kinds) == 1 else LaneError
-    return kind(f"{what}: {reasons} Finished shards are kept: run the same command again to go on.")
+    return kind(f"{what}: {reasons} Finished shards are kept: repeat the command to resume.")

@@ -63,11 +63,11 @@ def require_places(inputs: Iterable[str], out: str, mode: LaneMode) -> None:
 def require_absolute(*paths: str) -> None:
     """Raises UsageError for URLs, and for relative paths in a run of a deployment: it runs in its worker's folder."""
     if urls := list(filter(is_url, paths)):
-        raise UsageError(f"{urls[0]} is a URL: here only paths can be given.")
+        raise UsageError(f"{urls[0]} is a URL: give a path.")
     relative = [path for path in paths if not Path(path).is_absolute()]
     if relative and is_deployed():
         raise UsageError(
-            f"{', '.join(relative)}: a deployed run has no folder of its own, so give absolute paths."
+            f"{', '.join(relative)}: give absolute paths, since a deployed run has no working folder."
         )
 
 

@@ -101,7 +101,6 @@ def show_table(key: str, rows: Sequence[Mapping[str, object]], description: str 
 
 
 def show_markdown(key: str, markdown: str, description: str | None = None) -> None:
-    """Shows formatted text."""
     if in_flow():
         from prefect.artifacts import create_markdown_artifact
 
@@ -109,7 +108,6 @@ def show_markdown(key: str, markdown: str, description: str | None = None) -> No
 
 
 def show_link(key: str, link: str, text: str) -> None:
-    """Shows a link."""
     if in_flow():
         from prefect.artifacts import create_link_artifact
 
@@ -117,7 +115,6 @@ def show_link(key: str, link: str, text: str) -> None:
 
 
 def add_run_tag(tag: str) -> None:
-    """Adds a tag to the current flow run."""
     if in_flow():
         from prefect.runtime import flow_run
 
@@ -141,6 +138,6 @@ def _best_effort(send: Callable[[], object], level: int = logging.WARNING) -> bo
     try:
         send()
     except (HTTPError, PrefectException, OSError) as error:
-        _log.log(level, "Prefect's server takes no artifact (%s): the run goes on without it", error)
+        _log.log(level, "the Prefect server rejected an artifact (%s): the run continues without it", error)
         return False
     return True

@@ -28,9 +28,9 @@ def publish_training(training: Training) -> HeadReport:
     card = card_of(head.path)
     text = head_card(training)
     write_text(card, text)
-    show_markdown("virnuc-head", text, "The head and how good it is")
+    show_markdown("virnuc-head", text, "Model card of the classifier head")
     _draw(RunFolder(run_folder_of(head.path)).training, head.calls, head.levels)
-    scores = [f"test records, {line}" for line in scores_in_words(head.levels)]
+    scores = [f"Test set, {line}" for line in scores_in_words(head.levels)]
     document = {
         **training.run.document,
         "head": str(head.path),
@@ -40,7 +40,8 @@ def publish_training(training: Training) -> HeadReport:
         "test": {level: asdict(figures) for level, figures in head.levels.items()},
     }
     return HeadReport(
-        document=document, summary="\n".join([*scores, f"head: {head.path}", f"its card: {card}"])
+        document=document,
+        summary="\n".join([*scores, f"Classifier head: {head.path}", f"Model card: {card}"]),
     )
 
 
@@ -48,10 +49,10 @@ def publish_evaluation(out: Path, evaluation: Evaluation) -> HeadReport:
     """Writes evaluation.md and the plots, and shows the page in Prefect."""
     page = evaluation_page(evaluation.run.plan, evaluation.levels)
     write_text(out / "evaluation.md", page)
-    show_markdown("virnuc-evaluation", page, "How good the calls are")
+    show_markdown("virnuc-evaluation", page, "Accuracy on labelled sequences")
     _draw(out, evaluation.calls, evaluation.levels)
     scores = scores_in_words(evaluation.levels)
-    return HeadReport(document=evaluation.document, summary="\n".join([*scores, f"results: {out}"]))
+    return HeadReport(document=evaluation.document, summary="\n".join([*scores, f"Results: {out}"]))
 
 
 def _draw(folder: Path, calls: dict[str, KnownCalls], levels: dict[str, Metrics]) -> None:

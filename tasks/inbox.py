@@ -55,12 +55,16 @@ class FileSnapshot:
         """Why the file may still be incomplete; "" when it has not changed for `settle_seconds`."""
         try:
             if FileSnapshot.of(self.path) != self:
-                return "it changed during this night"
+                return "the file changed during this run"
         except FileNotFoundError:
-            return "it is not there any more"
+            return "the file was removed"
         age = time.time() - self.mtime_ns / 1e9
         if settle_seconds > max(age, 0.0):
-            return f"it was written {age:.0f} s ago" if age >= 0 else "its time lies in the future: touch it"
+            return (
+                f"modified {age:.0f} s ago"
+                if age >= 0
+                else "its modification time is in the future: touch it"
+            )
         return ""
 
 
@@ -146,7 +150,7 @@ def iter_inbox(inbox: str) -> Iterator[FileSnapshot]:
         found = map(Path, glob.glob(inbox, recursive=True))
         paths = [path for path in found if path.parent.name != "rejected"]
     else:
-        raise UsageError(f"inbox {inbox} is not a folder: make it, or give a glob such as '/data/*.fa.gz'.")
+        raise UsageError(f"inbox {inbox} is not a folder: create it or give a glob such as '/data/*.fa.gz'.")
     for path in sorted(set(paths)):
         if sample_name(path) is not None and (path.is_symlink() or path.is_file()):
             with suppress(FileNotFoundError):  # removed since it was listed
@@ -163,7 +167,7 @@ class DigestCache:
         try:
             self._known = parse_object(path.read_bytes()) if path.exists() else {}
         except (OSError, ValueError) as error:
-            _log.warning("%s cannot be read (%r): every file is read again", path, error)
+            _log.warning("%s cannot be read (%r): all files are hashed again", path, error)
 
     def sha256(self, file: FileSnapshot) -> str:
         """Hex digest of a file; raises InputError if it cannot be read."""
@@ -178,7 +182,7 @@ class DigestCache:
         try:
             write_text(self._path, json.dumps(self._used, indent=0))
         except OSError as error:
-            _log.warning("%s cannot be written (%s): files are read again next time", self._path, error)
+            _log.warning("%s cannot be written (%s): files are hashed again next time", self._path, error)
 
 
 class Night:
@@ -196,7 +200,7 @@ class Night:
         digests = DigestCache(self._out / ".virnuc-digests.json")
         for file in sorted(iter_inbox(self._inbox), key=lambda file: file.mtime_ns):
             if file.link is not None:
-                self._add(file, "skipped", f"{file.link} is a link")
+                self._add(file, "skipped", f"{file.link} is a symbolic link")
             elif not self._is_waiting(file):
                 try:
                     sha256 = digests.sha256(file)
@@ -211,7 +215,7 @@ class Night:
                 if self._is_waiting(file) or self._has_results(wanted, "kept"):
                     continue
                 if path.encode(errors="replace").decode() != path:  # then it can be no parameter of a flow
-                    self._reject(file, sha256, "Its path is not valid UTF-8. Rename it.")
+                    self._reject(file, sha256, "The path is not valid UTF-8. Rename the file.")
                 elif new.setdefault(key, wanted) is not wanted:
                     new[key].copies.append(file)
         digests.save()
@@ -223,9 +227,13 @@ class Night:
         if error is not None:
             self._fail(new.file, new.sha256, error)
         elif not self._has_results(new, "done"):
-            self._add(new.file, "waiting", f"it changed while it was read: {new.results} is of other bytes")
+            self._add(
+                new.file,
+                "waiting",
+                f"the file changed while it was read: {new.results} belongs to other content",
+            )
         first = self.outcomes[new.file.path] = replace(self.outcomes[new.file.path], run=run)
-        why = ". ".join(filter(None, (f"The same bytes as {first.name}", first.why)))
+        why = ". ".join(filter(None, (f"Same content as {first.name}", first.why)))
         for copy in new.copies:
             if first.status == "rejected":
                 self._reject(copy, new.sha256, first.why)
@@ -248,7 +256,7 @@ class Night:
         except FileNotFoundError:
             return False
         except (ValueError, KeyError, TypeError) as error:
-            _log.warning("%s is not a report of virnuc (%r): the file is computed again", report, error)
+            _log.warning("%s is not a run.json of virnuc (%r): the file is computed again", report, error)
             return False
         self._add(new.file, status, why, results=str(new.results), **amounts)
         return True
@@ -271,7 +279,7 @@ class Night:
         try:
             quarantine_file(file.path, sha256, why)
         except OSError as error:
-            self._add(file, "failed", f"{why} It cannot be moved aside: {error}")
+            self._add(file, "failed", f"{why} The file cannot be moved to rejected: {error}")
         else:
             self._add(file, "rejected", why)
 
@@ -297,14 +305,12 @@ class NightlyReport:
 
     @property
     def summary(self) -> str:
-        """The night in one line."""
         counts = [(self.metrics[f"files_{status}"], status) for status in reversed(STATUSES)]
         shown = ", ".join(f"{count} {status}" for count, status in counts if count)
         return f"{len(self.outcomes)} files: {shown}" if shown else "no files in the inbox"
 
     @property
     def failures(self) -> str:
-        """The first failures as text."""
         failed = [f"{outcome.name}: {outcome.why}" for outcome in self._with_status("failed")]
         more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
         return f"Failed: {'; '.join(failed[:3])}{more}." if failed else ""
@@ -324,11 +330,11 @@ class NightlyReport:
 
     def publish(self) -> None:
         """Shows a table of the files on the run's page in Prefect."""
-        amounts = "{contigs:,} contigs called, {contigs_virus:,} of them virus, in {run_seconds:,} s of runs"
+        amounts = "{contigs:,} sequences classified, {contigs_virus:,} viral; run time {run_seconds:,} s"
         lines = [f"# {self.summary}", "", f"- inbox: {code(self.inbox)}", f"- results: {code(self.out)}"]
         lines.append(f"- {amounts.format(**self.metrics)}")
         if len(self.outcomes) > 1000:
-            lines.append("- the first 1,000 of them are shown")
+            lines.append("- first 1,000 files shown")
         show_table("virnuc-night", self.rows[:1000], "\n".join(lines))
 
     def _with_status(self, *statuses: FileStatus) -> list[FileOutcome]:
@@ -344,7 +350,7 @@ def quarantine_file(path: Path, sha256: str, reason: str) -> None:
     folder = path.parent / "rejected"
     folder.mkdir(exist_ok=True)
     if folder.is_symlink():
-        raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(folder))
+        raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(folder))
     target = folder / path.name
     if target.exists():
         target = folder / f"{sha256[:12]}-{path.name}"

@@ -34,14 +34,16 @@ def clock_fault() -> str | None:
         skew = min(((datetime.now(UTC) - server_time(client)).total_seconds() for _ in range(3)), key=abs)
     if abs(skew) <= 30:
         return None
-    return f"the clock of this host is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's: synchronize it"
+    return f"the clock of this host is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the Prefect server: synchronize it"
 
 
 def device_fault(record: Path | None, device: str) -> str | None:
     """What is wrong with the device; a GPU is tried out before the first lane of a worker, and after a failure."""
     failures = settle_failures(record) if record else None
     if failures is not None and failures >= MAX_FAILURES:
-        return f"{failures} lanes in a row failed on this device: start `virnuc server worker` again when it is repaired"
+        return (
+            f"{failures} lanes in a row failed on this device: repair it and restart `virnuc server worker`"
+        )
     if device != "cuda" or failures == 0:
         return None
     command = [sys.executable, "-m", "virnuc_core.doctor.preflight"]
@@ -56,6 +58,6 @@ def device_fault(record: Path | None, device: str) -> str | None:
             timeout=180,  # the first import of torch from a network file system takes a minute
         )
     except subprocess.TimeoutExpired as error:
-        return f"the GPU does not answer within {error.timeout:.0f} s"
-    lines = done.stderr.strip().splitlines() or [f"the check of the GPU ended with {done.returncode}"]
+        return f"the GPU did not respond within {error.timeout:.0f} s"
+    lines = done.stderr.strip().splitlines() or [f"the GPU check ended with exit code {done.returncode}"]
     return lines[-1] if done.returncode else None

@@ -19,12 +19,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneProgress:
-    """Progress of one lane; rows are frames or sequences, in this run only."""
+    """Progress of one lane; rows are frames or sequences, in this run only. `seconds_left` is None until it is known."""
 
     lane: int
     device: str
     rows_done: int
     rows_total: int
+    seconds_left: float | None = None
+
+    def __str__(self) -> str:
+        done = (
+            f"{self.rows_done / max(1, self.rows_total):.0%} ({self.rows_done:,} of {self.rows_total:,} rows)"
+        )
+        left = f", {_in_words(self.seconds_left)} left" if self.seconds_left else ""
+        return f"lane {self.lane} on {self.device}: {done}{left}"
+
+
+def _in_words(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 class Progress(Protocol):
@@ -34,25 +49,17 @@ class Progress(Protocol):
         """A stage begins."""
 
     def lane(self, progress: LaneProgress) -> None:
-        """A lane has started or has finished a shard."""
+        """A lane has started or computed more rows."""
 
 
 class LoggedProgress:
     """Progress as log lines, for runs without a terminal."""
 
     def stage(self, name: str) -> None:
-        """Logs the stage."""
         _log.info("stage: %s", name)
 
     def lane(self, progress: LaneProgress) -> None:
-        """Logs the row count."""
-        _log.info(
-            "lane %d on %s: %d of %d rows",
-            progress.lane,
-            progress.device,
-            progress.rows_done,
-            progress.rows_total,
-        )
+        _log.info("%s", progress)
 
 
 class FlowProgress(LoggedProgress):
@@ -74,30 +81,58 @@ class FlowProgress(LoggedProgress):
         self._bars[progress.lane].update(100 * progress.rows_done / max(1, progress.rows_total))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LaneCount:
+    """Rows of a lane: as shown, before its process started, and in committed shards; `since` is when it began to compute."""
+
+    shown: LaneProgress
+    before: int
+    committed: int
+    since: float
+
+    def with_rows(self, rows: int, time: float) -> "_LaneCount":
+        """Shows more rows; those that were shown as computed before they were committed stay."""
+        done = max(rows, self.shown.rows_done)
+        new, left = done - self.before, self.shown.rows_total - done
+        seconds_left = (time - self.since) / new * left if new else None
+        return replace(self, shown=replace(self.shown, rows_done=done, seconds_left=seconds_left))
+
+
 class LaneRows:
-    """An observer of a run's lanes that counts the rows of finished shards, and passes progress on."""
+    """An observer of a run's lanes that counts computed rows, and passes progress on."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._lanes: dict[int, LaneProgress] = {}
+        self._lanes: dict[int, _LaneCount] = {}
 
     def __call__(self, event: "LaneEvent") -> None:
-        """Takes the next event of any lane."""
-        from virnuc_core.inference.events import LaneStarted, ShardDone
-
         before = self._lanes.get(event.lane)
-        if isinstance(event, LaneStarted):
-            done = before.rows_done if before else 0
-            device = event.device if event.host == socket.gethostname() else event.place
-            progress = LaneProgress(
-                lane=event.lane, device=device, rows_done=done, rows_total=done + event.rows
-            )
-        elif isinstance(event, ShardDone) and before:
-            progress = replace(before, rows_done=before.rows_done + event.rows)
-        else:
-            return
-        self._lanes[event.lane] = progress
-        self._progress.lane(progress)
+        count = _counted(before, event)
+        if count is not None and count is not before:
+            self._lanes[event.lane] = count
+            if before is None or count.shown is not before.shown:
+                self._progress.lane(count.shown)
+
+
+def _counted(before: _LaneCount | None, event: "LaneEvent") -> _LaneCount | None:
+    """The count of a lane after an event; as before if that says nothing of rows."""
+    from virnuc_core.inference.events import LaneStarted, ModelsLoaded, RowsComputed, ShardDone
+
+    if isinstance(event, LaneStarted):
+        kept = before.committed if before else 0
+        device = event.device if event.host == socket.gethostname() else event.place
+        shown = LaneProgress(lane=event.lane, device=device, rows_done=kept, rows_total=kept + event.rows)
+        return _LaneCount(shown=shown, before=kept, committed=kept, since=event.time)
+    if before is None:
+        return None
+    if isinstance(event, ModelsLoaded):
+        return replace(before, since=event.time)
+    if isinstance(event, ShardDone):
+        committed = before.committed + event.rows
+        return replace(before, committed=committed).with_rows(committed, event.time)
+    if isinstance(event, RowsComputed):
+        return before.with_rows(before.before + event.rows, event.time)
+    return before
 
 
 # A context variable, since Prefect records every parameter of a flow.
@@ -105,7 +140,6 @@ _progress: ContextVar[Progress] = ContextVar("progress", default=LoggedProgress(
 
 
 def current_progress() -> Progress:
-    """The progress display of this context."""
     return _progress.get()
 
 

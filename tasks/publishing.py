@@ -20,7 +20,7 @@ def show_run(root: Path, report: RunReport) -> None:
         for lane, row in zip(report.lanes, report.lane_rows, strict=True)
     ]
     if rows:
-        show_table("virnuc-lanes", rows, "Where each lane worked, and how fast")
+        show_table("virnuc-lanes", rows, "Host, device and speed of each lane")
 
 
 def _summary(report: RunReport, folder: RunFolder) -> str:

@@ -97,7 +97,7 @@ def _raising_damaged(report: Path) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFileError(
-            f"{report} is no record of a finished run ({error!r}): run the same command again."
+            f"{report} is not the record of a finished run ({error!r}): repeat the command."
         ) from error
 
 
@@ -193,7 +193,6 @@ def _with_training(entry: Entry, root: Path) -> Entry:
 
 
 def _level_metrics(levels: Mapping[str, Mapping[str, Any]], prefix: str) -> list[Point]:
-    """Scalar metrics of each level."""
     return [
         (f"{prefix}{level}_{name}", float(value), 0)
         for level, figures in levels.items()
@@ -204,11 +203,11 @@ def _level_metrics(levels: Mapping[str, Mapping[str, Any]], prefix: str) -> list
 
 def _read(path: Path) -> dict[str, Any]:
     if path.resolve() != path.parent.resolve() / path.name:
-        raise DamagedFileError(f"{path} is a link, which virnuc does not write: run the same command again.")
+        raise DamagedFileError(f"{path} is a symbolic link, which virnuc never writes: repeat the command.")
     try:
         return parse_object(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DamagedFileError(f"{path} cannot be read ({error}): run the same command again.") from error
+        raise DamagedFileError(f"{path} cannot be read ({error}): repeat the command.") from error
 
 
 def _own_files(root: Path, names: Sequence[str]) -> list[Path]:

@@ -20,14 +20,13 @@ def server_url() -> str:
     url: str | None = PREFECT_API_URL.value()
     if not url:
         raise UsageError(
-            "no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api, or start one "
-            "with `virnuc server up`."
+            "no Prefect server is set: set PREFECT_API_URL, for example to http://127.0.0.1:4200/api, or start a server with "
+            "`virnuc server up`."
         )
     return url
 
 
 def connect() -> "SyncPrefectClient":
-    """A client of the server."""
     from prefect.client.orchestration import get_client
 
     return get_client(sync_client=True)
@@ -48,5 +47,4 @@ def read_all(read: Callable[..., list[T]], *names: str, **filters: Any) -> list[
 
 
 def server_time(client: "SyncPrefectClient") -> datetime:
-    """The server's clock."""
     return parsedate_to_datetime(client.request("GET", "/health").headers["Date"])

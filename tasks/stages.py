@@ -25,7 +25,6 @@ class FlowSteps(Steps):
     states: "list[State[Any]]" = field(default_factory=list)
 
     def call(self, name: str, work: Callable[[], R], *, repeats: bool) -> R:
-        """Calls a step as a task."""
         state = as_task(name, work, repeats=repeats)(return_state=True, wait_for=self.states[-1:])
         self.states.append(state)
         return state.result()

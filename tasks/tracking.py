@@ -120,7 +120,7 @@ def track(store: Store | None, make_entry: Callable[[], Entry], out: str | Path)
         (Store() if store.has_failed else store).write(make_entry())
     except VirnucError as error:
         _log.warning(
-            "%s: the results are complete, and `virnuc server track %s` logs the run later", error, out
+            "%s: the results are complete; log the run later with `virnuc server track %s`", error, out
         )
 
 
@@ -133,7 +133,7 @@ def end_runs(flow_run_id: str, status: Status) -> None:
         with _raising_storage_lost():
             _end_runs(client, experiment, flow_run_id, status)
     except VirnucError as error:
-        _log.warning("%s: it shows the run as running", error)
+        _log.warning("%s: it still shows the run as running", error)
 
 
 def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:

@@ -55,7 +55,7 @@ class MadeModels:
 
     @property
     def longest_head(self) -> Path:
-        """A head for the longest stop-free stretches, in the same folder."""
+        """A head for the longest ORFs, in the same folder."""
         return self.head.with_name("longest.safetensors")
 
     @property

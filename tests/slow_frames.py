@@ -1,4 +1,4 @@
-"""A slow oracle of chunks, open frames and longest stretches that applies the rules one by one."""
+"""A slow oracle of chunks, open frames and longest ORFs that applies the rules one by one."""
 
 from math import ceil, floor
 
@@ -34,8 +34,8 @@ def slow_frames(chunk: str) -> list[tuple[str, int, str, str]]:
     return found
 
 
-def slow_stretches(chunk: str) -> list[tuple[str, int, str, str]]:
-    """(frame, start, nucleotide, protein) of the longest stretches of a chunk."""
+def slow_orfs(chunk: str) -> list[tuple[str, int, str, str]]:
+    """(frame, start, nucleotide, protein) of the longest ORFs of a chunk."""
     longest = []
     for direction, strand in slow_strands(chunk):
         for f in range(3):

@@ -26,15 +26,13 @@ if TYPE_CHECKING:
 _INPUTS: Final = click.Argument(["inputs"], nargs=-1, required=True, metavar="INPUT...")
 _LABELLED_FILES: Final = (
     click.Argument(["labelled"], nargs=-1, metavar="[LABELLED]..."),
-    click.Option(["--viral"], multiple=True, metavar="FASTA...", help="Files of viral records alone."),
-    click.Option(["--other"], multiple=True, metavar="FASTA...", help="Files of records that are not viral."),
-    click.Option(
-        ["--genbank"], multiple=True, metavar="FILE...", help="GenBank files: viral or not is in the lineage."
-    ),
+    click.Option(["--viral"], multiple=True, metavar="FASTA...", help="Files of viral sequences only."),
+    click.Option(["--other"], multiple=True, metavar="FASTA...", help="Files of non-viral sequences only."),
+    click.Option(["--genbank"], multiple=True, metavar="FILE...", help="GenBank files, labelled by lineage."),
     click.Option(
         ["--labels"],
         metavar="TABLE",
-        help="Columns seq_name and label or class, of the sequences in LABELLED.",
+        help="Table with columns seq_name and label or class for the sequences in LABELLED.",
     ),
 )
 
@@ -43,13 +41,13 @@ def _out(metavar: str, meaning: str) -> click.Option:
     return click.Option(["-o", "--out"], required=True, metavar=metavar, help=meaning)
 
 
-_OUT_FOLDER: Final = _out("DIR", "Folder for the results; run again to continue.")
+_OUT_FOLDER: Final = _out("DIR", "Output folder; repeat the command to resume an interrupted run.")
 
 
 @click.group(cls=CommandGroup, context_settings=CONTEXT_SETTINGS)
 @click.version_option(__version__, prog_name="virnuc")
 def cli() -> None:
-    """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""
+    """Find viral sequences in assemblies and long reads with the language models ESM-2 and DNABERT-S."""
 
 
 def _body(name: str) -> Callable[..., Answer]:
@@ -84,7 +82,10 @@ def _body(name: str) -> Callable[..., Answer]:
 
 @command(cli, _INPUTS, _OUT_FOLDER, settings="PredictSettings", is_run=True)
 def predict(inputs: tuple[str, ...], out: str, settings: "PredictSettings", force: bool) -> Answer:
-    """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
+    """Classify sequences as viral or non-viral.
+
+    INPUT is FASTA or FASTQ, plain or compressed; - reads standard input.
+    """
     from virnuc_cli.preflight import readable, require_models_and_head
 
     require_models_and_head(settings)
@@ -95,18 +96,18 @@ def predict(inputs: tuple[str, ...], out: str, settings: "PredictSettings", forc
 @command(
     cli,
     _INPUTS,
-    _out("FILE.h5", "Embeddings file; its run folder is FILE.h5.run."),
+    _out("FILE.h5", "Embeddings file; the run folder is FILE.h5.run."),
     click.Option(
         ["--model"],
         required=True,
         metavar="MODEL",
-        help="esm2:NAME|PATH for proteins, dnabert:NAME|PATH for DNA, or a path alone.",
+        help="esm2:NAME|PATH for proteins, dnabert:NAME|PATH for DNA, or only a path.",
     ),
     settings="EmbedSettings",
     is_run=True,
 )
 def embed(inputs: tuple[str, ...], out: str, model: str, settings: "EmbedSettings", force: bool) -> Answer:
-    """Writes one mean vector for each sequence in INPUT."""
+    """Compute one mean embedding for each sequence in INPUT."""
     from virnuc_cli.preflight import readable
     from virnuc_core.models.catalogue import require_known_model, split_family
 
@@ -119,13 +120,16 @@ def embed(inputs: tuple[str, ...], out: str, model: str, settings: "EmbedSetting
 @command(
     cli,
     click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
-    click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
-    _out("DIR|FILE.tsv", "New run folder, or table of the frames' scores."),
+    click.Option(
+        ["--head"], required=True, metavar="PATH", help="Classifier head trained on the same models."
+    ),
+    _out("DIR|FILE.tsv", "New run folder, or table with one score per frame."),
 )
 def score(path: str, head: str, out: str) -> Answer:
-    """Scores the stored embeddings of a finished predict run, or an embeddings file, with another classifier head.
+    """Score stored embeddings with another classifier head.
 
-    With a run folder, all of its tables and its report are made in the new folder DIR.
+    For the folder of a finished predict run, DIR gets all tables and the report. For an embeddings file, FILE.tsv gets one
+    score per frame.
     """
     from virnuc_cli.preflight import require_writable
     from virnuc_core.results.rescore import score_embeddings, score_run  # imports torch
@@ -137,20 +141,20 @@ def score(path: str, head: str, out: str) -> Answer:
     require_no_input(Path(out), [path, head])
     require_writable(Path(out))
     rows = score_embeddings(Path(path), head, Path(out))
-    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
+    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows:,} frames scored: {out}")
 
 
 @command(
     cli,
     *_LABELLED_FILES,
-    _out("FILE.safetensors", "The head; its run folder is FILE.run."),
+    _out("FILE.safetensors", "Classifier head; the run folder is FILE.run."),
     settings="TrainSettings",
     is_run=True,
 )
 def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Answer:
-    """Trains a classifier head for the vectors of two models on labelled sequences.
+    """Train a classifier head on labelled sequences.
 
-    A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
+    Labels come from the flag of a file (--viral, --other), the lineage of a GenBank record, or a table (--labels).
     """
     from virnuc_cli.preflight import require_inputs, require_models, require_writable
 
@@ -165,7 +169,7 @@ def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Ans
 
 @command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="PredictSettings", is_run=True)
 def evaluate(out: str, settings: "PredictSettings", force: bool, **files: Any) -> Answer:
-    """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
+    """Measure accuracy on labelled sequences: by class, by length, and how well calibrated the scores are."""
     from virnuc_cli.preflight import require_inputs, require_models_and_head
 
     require_models_and_head(settings)
@@ -184,11 +188,11 @@ def _paths(files: Mapping[str, Any]) -> list[str]:
 @command(
     cli,
     _INPUTS,
-    _out("FILE.tsv[.gz]", "Table of frame_id, nucleotide, protein."),
+    _out("FILE.tsv[.gz]", "Table with columns frame_id, nucleotide and protein."),
     settings="FramesSettings",
 )
 def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Answer:
-    """Writes the open reading frames of INPUT as a table."""
+    """Write the open reading frames of INPUT to a table."""
     from tempfile import TemporaryDirectory
 
     from virnuc_cli.preflight import readable, require_writable
@@ -211,17 +215,20 @@ def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Ans
         meta = store.meta
     counts = {name: getattr(meta, f"num_{name}") for name in ("records", "rejected", "chunks", "frames")}
     document: dict[str, Any] = {"out": str(path), "counts": counts}
-    summary = f"{meta.num_frames} stop-free frames of {meta.num_records} records in {path}"
+    summary = f"{meta.num_frames:,} open reading frames of {meta.num_records:,} sequences: {path}"
     if meta.num_rejected:
         document["rejected"] = rejected and str(rejected)
-        summary += f"\n{meta.num_rejected} records cannot be used"
-        summary += f", see {rejected}" if rejected else ": with a file as --out, a table beside it says why"
+        summary += f"\n{meta.num_rejected:,} sequences skipped; "
+        summary += f"reasons: {rejected}" if rejected else "for the reasons, give a file as --out"
     return Answer(document, summary)
 
 
 @command(cli, click.Argument(["path"]))
 def inspect(path: str) -> Answer:
-    """Says what PATH is (run folder, shard, embeddings, head, checkpoint, sequences) and whether it is intact."""
+    """Identify a file or folder and verify that it is intact.
+
+    PATH is a run folder, shard, embeddings file, classifier head, checkpoint or sequence file.
+    """
     from virnuc_core.results.inspect import inspect_path  # imports torch
 
     found = inspect_path(Path(path))
@@ -230,18 +237,18 @@ def inspect(path: str) -> Answer:
 
 @command(
     cli,
-    click.Option(["--quick"], is_flag=True, help="Without the small run on each device."),
+    click.Option(["--quick"], is_flag=True, help="Skip the self-test on each device."),
     click.Option(
         ["--compare"],
         metavar="MODEL",
-        help="Compare this model's vectors with those of the program it was published for, and nothing else.",
+        help="Only compare the embeddings of this model with those of its original program.",
     ),
 )
 def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
-    """Looks at versions, GPUs and VIRNUC_HOME, and makes a small run on each device.
+    """Check the installation and run a self-test.
 
-    Exit code 0 when nothing is a problem, 5 when something is with a GPU or what computes on it, else 2. With --compare
-    0 when the vectors are the same within rounding, 5 when they are not.
+    Checks versions, GPUs and VIRNUC_HOME. Exit code: 0 without problems, 5 for a problem with a GPU or its software, 2 for
+    any other problem. With --compare: 0 if the embeddings agree within rounding, else 5.
     """
     if compare is not None:
         from virnuc_cli.terminal import terminal

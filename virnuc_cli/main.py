@@ -51,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         translated = storage_error(error)
         return _report(str(translated), translated.exit_code, arguments)
     except (KeyboardInterrupt, click.Abort):
-        message = "interrupted; finished shards are kept, and the same command continues"
+        message = "interrupted: repeat the command to resume"
         return _report(message, 130, arguments)
     except Exception as error:  # noqa: BLE001 - the outermost handler: one line and an exit code
         found = f"unexpected {type(error).__name__}: {error}"
-        return _report(f"{found}. Run it with --debug and report what that shows.", 1, arguments)
+        return _report(f"{found}. Run again with --debug and report the traceback.", 1, arguments)
 
 
 def run_and_exit() -> NoReturn:
@@ -111,13 +111,12 @@ def require_one_folder() -> None:
     if len(set(folders.values())) > 1:
         found = ", ".join(f"{name} in {folder}" for name, folder in folders.items())
         raise UsageError(
-            f"virnuc's packages are mixed up with those of another program: {found}. "
-            "Install virnuc into an environment of its own."
+            f"virnuc's packages are mixed with those of another program: {found}. "
+            "Install virnuc into a separate environment."
         )
 
 
 def _report(message: str, exit_code: int, arguments: list[str]) -> int:
-    """Reports an error as text or, with --json, as JSON."""
     if "--debug" in arguments:
         traceback.print_exc()
     print(f"virnuc: error: {message}", file=sys.stderr)

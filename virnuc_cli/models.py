@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @cli.group(name="models", cls=CommandGroup)
 def models_group() -> None:
-    """Lists and downloads models."""
+    """List and download models."""
 
 
 @command(models_group, name="list")
 def list_models() -> Answer:
-    """The catalogue: size, memory, source, licence, and what is on this machine."""
+    """List known models: size, memory, source, licence, and which are on this machine."""
     from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
 
     models = [_facts(entry) for entry in CATALOGUE]
@@ -77,11 +77,11 @@ def _facts(entry: "CatalogueEntry") -> dict[str, Any]:
     models_group,
     click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
     click.Option(
-        ["--to"], metavar="DIR", help="Also copy each to a folder of its own in DIR, to be carried elsewhere."
+        ["--to"], metavar="DIR", help="Also copy each model to a folder in DIR, for use on another machine."
     ),
 )
 def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer:
-    """Downloads models ahead of time, at their pinned revisions, and checks their hashes."""
+    """Download models at their pinned revisions and verify their hashes."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from virnuc_core.models.hub import pull as pull_one  # imports torch
@@ -129,8 +129,8 @@ def _catalogue_text(models: list[dict[str, Any]], heads: list[dict[str, Any]]) -
         sources.append((facts["qualified_name"], facts["here"], facts["licence"] or "NA", origin))
     sources += [(f"head {head['name']}", "bundled", "MIT", "this package") for head in heads]
     notes = (
-        "Memory in GB: weights, and one batch of the default number of tokens, which is made smaller where there is\n"
-        "less room; bf16 as fp16; the CPU in fp32. ~: not here, the size of fp32 weights. Licence NA: see the model's page."
+        "Memory in GB: weights plus one batch of the default size, which shrinks when memory is short. bf16 takes as much\n"
+        "as fp16; the CPU column is fp32. ~: not downloaded, size of fp32 weights. Licence NA: see the model's page."
     )
     return "\n\n".join([aligned(costs, numbers=range(2, 10)), aligned(sources), notes])
 
@@ -144,8 +144,8 @@ def _pulled_text(model: "Checkpoint", copy: Path | None) -> str:
     if copy is not None:
         flag = "--esm-model" if model.family == "esm2" else "--dnabert-model"
         lines.append(
-            f"  copy in {copy}: carry that folder to the other machine, and give {flag} {copy} as it is called there"
+            f"  copied to {copy}: move this folder to the other machine and give its path there as {flag}"
         )
     elif model.revision is not None:
-        lines.append("  for a machine without a network: the same command with --to DIR, and carry DIR there")
+        lines.append("  for a machine without network access: repeat with --to DIR and move DIR there")
     return "\n".join(lines)

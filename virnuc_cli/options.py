@@ -90,7 +90,6 @@ class RareOption(click.Option):
     """An option that only --help-all lists."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Flags and help."""
         return super().get_help_record(ctx) if _ALL in ctx.meta else None
 
 
@@ -108,7 +107,7 @@ def _help_all() -> click.Option:
         is_eager=True,
         expose_value=False,
         callback=_show_all,
-        help="Show this message with all settings.",
+        help="Show all options.",
     )
 
 
@@ -116,12 +115,13 @@ def setting_options(model: "type[Settings]") -> list[click.Option]:
     """The options of a settings model, its own before inherited ones; values are checked with those of variables and files."""
     from virnuc_core.settings import in_words
 
-    # Others are listed by --help-all alone.
+    # Others are listed by --help-all only.
     common = (
         "preset",
         "chunk_length",
         "threshold",
         "fdr",
+        "relaxed",
         "esm_model",
         "dnabert_model",
         "head",
@@ -190,15 +190,11 @@ def command(
         for model in models:
             made += setting_options(resolve_name(f"virnuc_core.settings:{model}"))
         if is_run:
-            made.append(
-                click.Option(["--force"], is_flag=True, help="Start over: keep nothing of an earlier run.")
-            )
+            made.append(click.Option(["--force"], is_flag=True, help="Overwrite existing results."))
         if answers:
-            made.append(click.Option(["--quiet"], is_flag=True, help="Only warnings and errors."))
-            made.append(
-                rare(["--json", "as_json"], is_flag=True, help="One JSON object on stdout, for machines.")
-            )
-        made.append(rare(["--debug"], is_flag=True, help="Show the traceback of an error."))
+            made.append(rare(["--quiet"], is_flag=True, help="Print warnings and errors only."))
+            made.append(rare(["--json", "as_json"], is_flag=True, help="Print the result as JSON."))
+        made.append(rare(["--debug"], is_flag=True, help="Show the traceback on errors."))
         return [*made, _help_all()] if settings else made
 
     def decorate(function: Callable[..., Answer | None]) -> Command:

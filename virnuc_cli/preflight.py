@@ -35,7 +35,7 @@ def readable(inputs: Sequence[str]) -> Iterator[None]:
     """Makes standard input re-readable; raises UsageError if it is named twice, and as `require_inputs`."""
     require_inputs(inputs)
     if inputs.count(STDIN) > 1:
-        raise UsageError("standard input (-) can be read only once: name it once.")
+        raise UsageError("standard input (-) can be read only once: give it once.")
     with rereadable_stdin() if STDIN in inputs else nullcontext():
         yield
 
@@ -44,9 +44,9 @@ def require_inputs(names: Iterable[str]) -> None:
     """Raises InputError if one is missing, or a folder."""
     for name in itertools.filterfalse(is_url, names):
         if os.path.isdir(name):
-            raise InputError(f"{name} is a folder. Name the files in it.")
+            raise InputError(f"{name} is a folder: give the files in it.")
         if name != STDIN and not os.path.exists(name):
-            raise InputError(f"{name} does not exist. Check the path.")
+            raise InputError(f"{name} does not exist: check the path.")
 
 
 def require_writable(out: Path) -> None:
@@ -55,7 +55,7 @@ def require_writable(out: Path) -> None:
         return
     folder = Path(os.path.realpath(out)).parent
     if not folder.is_dir() or out.is_dir():
-        raise UsageError(f"--out {out} cannot be written: it must be a file in a folder that exists.")
+        raise UsageError(f"--out {out} cannot be written: it must be a file in an existing folder.")
     try:
         TemporaryDirectory(dir=folder, prefix=".virnuc-").cleanup()
     except OSError as error:

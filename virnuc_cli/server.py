@@ -1,4 +1,4 @@
-"""`virnuc server`: what operators start on a Prefect server and its hosts."""
+"""`virnuc server`: commands for operators of a Prefect server and its hosts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,9 +17,9 @@ _WORKERS: Final = (
         ["--devices"],
         default="auto",
         metavar="auto|cpu|none|0,1,...",
-        help="GPUs that compute lanes; cpu for the CPU instead, none for whole runs alone [auto].",
+        help="GPUs to compute on; cpu: the CPU instead; none: whole runs only [auto].",
     ),
-    click.Option(["--workers"], type=int, metavar="N", help="Lanes at once on the CPU [1]."),
+    click.Option(["--workers"], type=int, metavar="N", help="Concurrent lanes on the CPU [1]."),
 )
 _FOLDER: Final = click.Argument(
     ["folder"], required=False, type=click.Path(path_type=Path, resolve_path=True), metavar="[FOLDER]"
@@ -28,19 +28,17 @@ _FOLDER: Final = click.Argument(
 
 @cli.group(cls=CommandGroup)
 def server() -> None:
-    """Starts servers and workers, and registers the nightly batch."""
+    """Start servers and workers, and register the nightly batch."""
 
 
 @command(
     server,
     *_WORKERS,
-    click.Option(
-        ["--runs"], type=int, default=4, metavar="N", help="Whole runs to look after at once; 0 for none [4]."
-    ),
+    click.Option(["--runs"], type=int, default=4, metavar="N", help="Concurrent whole runs; 0 for none [4]."),
     answers=False,
 )
 def worker(devices: str, workers: int | None, runs: int) -> None:
-    """Works for the Prefect server until it is stopped, with a slot for each GPU of this host."""
+    """Run the workers of this host for the Prefect server, one per GPU, until stopped."""
     from deployments.prefect_settings import logging_programs, prepare_prefect
     from deployments.worker import WorkerChoice, work
 
@@ -62,9 +60,9 @@ def worker(devices: str, workers: int | None, runs: int) -> None:
     answers=False,
 )
 def up(folder: Path | None, devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
-    """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C.
+    """Start a Prefect server, MLflow and workers on this machine until Ctrl-C.
 
-    FOLDER is that of `virnuc server deploy`.
+    FOLDER is the folder used with `virnuc server deploy`.
     """
     from deployments.prefect_settings import logging_programs, prepare_prefect
     from deployments.up import run_stack
@@ -83,13 +81,13 @@ def up(folder: Path | None, devices: str, workers: int | None, port: int, mlflow
     click.Option(
         ["--pool-type"],
         type=click.Choice(["process", "kubernetes"]),
-        help="How workers start runs: as processes of their host, or as Jobs of a cluster [as it is; at first process].",
+        help="Start runs as processes of the worker's host or as Kubernetes Jobs [unchanged; process for new pools].",
     ),
 )
 def deploy(folder: Path | None, pool_type: "PoolType | None") -> Answer:
-    """Makes work pools, deployments and automations on the Prefect server; may be run again.
+    """Create or update work pools, deployments and automations on the Prefect server.
 
-    FOLDER has the site's own prefect.yaml, with the nightly batch, and alarms.yaml; they are put into a new one, to be edited.
+    FOLDER holds the site's own prefect.yaml, with the nightly batch, and alarms.yaml. A new FOLDER gets copies to edit.
     """
     from deployments.prefect_settings import prepare_prefect
 
@@ -102,7 +100,7 @@ def deploy(folder: Path | None, pool_type: "PoolType | None") -> Answer:
 
 @command(server, click.Argument(["runs"], nargs=-1, required=True, metavar="RUN..."))
 def track(runs: tuple[str, ...]) -> Answer:
-    """Logs finished runs in MLflow, or completes what it has of them, as when it was away at their end.
+    """Log finished runs in MLflow, or add records missed while MLflow was down.
 
     RUN is the --out of a run.
     """
@@ -114,7 +112,7 @@ def track(runs: tuple[str, ...]) -> Answer:
     for run in runs:
         found = entries_of(output_path(run))
         if not found:
-            raise InputError(f"{run} holds no finished run: give the --out of one.")
+            raise InputError(f"{run} contains no finished run: give the --out of one.")
         entries += found
     store, failures = Store(), list[VirnucError]()
     store.connection()
@@ -125,4 +123,4 @@ def track(runs: tuple[str, ...]) -> Answer:
             failures.append(error)
     if failures:
         raise failures[0]
-    return Answer({"logged": [entry.name for entry in entries]}, f"logged in MLflow: {len(entries)} runs")
+    return Answer({"logged": [entry.name for entry in entries]}, f"{len(entries)} runs logged in MLflow")

@@ -61,17 +61,21 @@ class _File(TomlConfigSettingsSource):
         try:
             values = super()._read_file(file_path)
         except OSError as error:
-            raise UsageError(f"{FILE} cannot be read: {error.strerror}. Make it readable.") from error
+            raise UsageError(f"{FILE} cannot be read: {error.strerror}. Check its permissions.") from error
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{FILE} is not TOML in UTF-8: {error}. Correct that place.") from error
+            raise UsageError(f"{FILE} is not valid TOML in UTF-8: {error}. Correct the file.") from error
         known = {name for kind in COMMANDS for name in kind.model_fields}
         named = {key.replace("-", "_"): value for key, value in values.items()}
         if len(named) < len(values):
-            raise UsageError(f"{FILE}: a setting is given twice, with _ and with -. Leave out one.")
+            raise UsageError(f"{FILE}: a setting is given twice, with _ and with -. Remove one.")
         for name in sorted(named.keys() - known):
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f": did you mean {_key(close[0])}?" if close else ". Keys are flags without dashes."
-            raise UsageError(f"{FILE}: {_key(name)} is no setting{hint}")
+            hint = (
+                f"; did you mean {_key(close[0])}?"
+                if close
+                else ". Keys are flags without the leading dashes."
+            )
+            raise UsageError(f"{FILE}: unknown setting {_key(name)}{hint}")
         return named
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import sys
 import threading
 import time
@@ -20,27 +19,47 @@ if TYPE_CHECKING:  # slow, and for terminals alone
 OutputMode = Literal["human", "quiet", "json"]
 
 
+def stage_in_words(name: str) -> str:
+    words = {
+        "fetch": "downloading the input",
+        "index": "reading sequences",
+        "plan": "planning the run",
+        "validate": "checking finished shards",
+        "embed": "computing embeddings",
+        "claim": "reserving the output",
+        "aggregate": "collecting embeddings",
+        "classify": "classifying sequences",
+        "publish": "writing results",
+        "deliver": "uploading results",
+        "label": "reading labels",
+        "divide": "splitting training and test sets",
+        "fit": "training the classifier head",
+        "measure": "measuring accuracy",
+        "publish_training": "writing the model card",
+        "publish_evaluation": "writing the evaluation",
+    }
+    return words.get(name, name)
+
+
 class LineProgress:
     """Plain lines, for logs."""
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
         self._print = print_line
         self._lock = threading.Lock()
-        self._last_line: dict[int, float] = {}
+        self._next_line: dict[int, float] = {}
 
     def stage(self, name: str) -> None:
-        """Prints the stage."""
-        self._print(f"virnuc: {name}")
+        self._print(f"virnuc: {stage_in_words(name)}")
 
     def lane(self, progress: LaneProgress) -> None:
-        """Prints the first and last state of a lane, and others every 10 s: a line per shard would flood a log."""
+        """Prints a lane every 30 s, and when it is done: a line per shard would flood a log."""
         now = time.monotonic()
         with self._lock:
-            is_due = now - self._last_line.get(progress.lane, -math.inf) >= 10.0
+            is_due = now >= self._next_line.setdefault(progress.lane, now + 30.0)
             if is_due or progress.rows_done == progress.rows_total:
-                self._last_line[progress.lane] = now
-                rows = f"{progress.rows_done} of {progress.rows_total} sequences"
-                self._print(f"virnuc: lane {progress.lane} on {progress.device}: {rows}")
+                self._next_line[progress.lane] = now + 30.0
+                self._print(f"virnuc: {progress}")
 
 
 class BarProgress:
@@ -52,8 +71,7 @@ class BarProgress:
         self._lanes: dict[int, TaskID] = {}
 
     def stage(self, name: str) -> None:
-        """Relabels the stage's bar."""
-        self._bars.update(self._stage, description=name)
+        self._bars.update(self._stage, description=stage_in_words(name))
 
     def lane(self, progress: LaneProgress) -> None:
         """Updates a lane's bar, and removes it when the lane is done: a run may have hundreds."""
@@ -108,6 +126,10 @@ def terminal(mode: OutputMode) -> Iterator[None]:
             stack.enter_context(use_progress(BarProgress(bars)))
             print_line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
         else:
+
+            def print_line(line: str) -> None:
+                print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
             stack.enter_context(use_progress(LineProgress(print_line)))
         handler = _LogHandler(print_line)
         for name in ("virnuc_core", "tasks", "flows"):

@@ -227,7 +227,7 @@ def predict(
         source: a FASTA or FASTQ file (a path or a URL), several of them, or (id, sequence) pairs.
         out: run folder, with all files of the command; an interrupted run there is resumed. None uses a temporary folder. To
             a URL such as `s3://BUCKET/NAME` the results are copied.
-        chunk_length: in bp; None is "auto": what the head is for, by record length for the longest stretches.
+        chunk_length: in bp; None is "auto": what the head is for, by record length for the longest ORFs.
         esm_model: ESM-2 model: catalogue name, hub name or path.
         dnabert_model: DNABERT-S model: catalogue name, hub name or path.
         head: classifier head trained on these models; None selects the bundled head, for the bundled models only.
@@ -269,7 +269,7 @@ def _files(source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]]
     paths = [item for item in source if isinstance(item, str | Path)]
     pairs = [item for item in source if not isinstance(item, str | Path)]
     if paths and pairs:
-        raise UsageError("give files, or pairs of id and sequence, but not both.")
+        raise UsageError("give either files or (id, sequence) pairs, not both.")
     if not pairs:
         yield [str(path) for path in paths]
         return
@@ -284,7 +284,7 @@ def _usable(sequences: Sequence[str], alphabet: Alphabet) -> list[bytes]:
         letters = "".join(text.split())
         sequence = clean(letters.encode("ascii", "replace"), alphabet)
         if (reason := rejection_reason(sequence, alphabet)) is not None:
-            raise InputError(f"sequence {number} cannot be embedded: {reason}. Leave it out.")
+            raise InputError(f"sequence {number} cannot be embedded: {reason}. Remove it.")
         _require_letters(number, letters)
         usable.append(sequence)
     return usable
@@ -292,7 +292,7 @@ def _usable(sequences: Sequence[str], alphabet: Alphabet) -> list[bytes]:
 
 def _require_letters(number: int, letters: str) -> None:
     if not re.fullmatch(r"[A-Za-z*.-]*", letters):
-        raise InputError(f"sequence {number} holds what is no letter: give sequences, not headers.")
+        raise InputError(f"sequence {number} contains non-letters: give sequences without headers.")
 
 
 def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
@@ -302,7 +302,9 @@ def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
             sequence = "".join(text.split())
             _require_letters(number, sequence)
             if " " in name or not name.isprintable():
-                raise InputError(f"the id of sequence {number} holds blanks or unseen characters: {name!r}.")
+                raise InputError(
+                    f"the id of sequence {number} contains whitespace or invisible characters: {name!r}."
+                )
             file.write(f">{name}\n{sequence}\n")
     return str(path)
 

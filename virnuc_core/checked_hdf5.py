@@ -83,7 +83,7 @@ def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Da
         or dataset.ndim not in (1, 2)
         or not (dataset.dtype.kind in "fiS" or (text and h5py.check_string_dtype(dataset.dtype)))
     ):
-        raise ValueError(f"{name!r} is not a table of numbers or names")
+        raise ValueError(f"{name!r} is not a dataset of numbers or names")
     if dataset.chunks:
         num_chunks = prod(map(ceil, np.divide(dataset.shape, dataset.chunks)))
         is_stored = dataset.id.get_num_chunks() == num_chunks
@@ -101,7 +101,7 @@ def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Da
 def recognise_hdf5(path: Path) -> str:
     """What an HDF5 file is, by the names of its attributes: only virnuc writes checksums.
 
-    "shard", "embeddings file", "HDF5 file that virnuc did not write" or "damaged HDF5 file".
+    "shard", "embeddings file", "HDF5 file not written by virnuc" or "damaged HDF5 file".
     """
     try:
         with h5py.File(path, "r") as file:
@@ -109,7 +109,7 @@ def recognise_hdf5(path: Path) -> str:
     except HDF5_ERRORS:
         return "damaged HDF5 file"
     if not any(name.endswith(CHECKSUM_SUFFIX) for name in names):
-        return "HDF5 file that virnuc did not write"
+        return "HDF5 file not written by virnuc"
     return "shard" if "begin" in names else "embeddings file"
 
 
@@ -151,9 +151,9 @@ def read_attributes(file: h5py.File) -> dict[str, Any]:
     """
     attributes = plain_attributes(file)
     if attributes.pop(_CHECKSUM, None) != _attributes_sha256(attributes):
-        raise ValueError("the checksum over its attributes is wrong")
+        raise ValueError("the checksum of its attributes does not match")
     if attributes["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"schema version {attributes['schema_version']}, this virnuc reads {SCHEMA_VERSION}")
+        raise ValueError(f"schema version {attributes['schema_version']}; this virnuc reads {SCHEMA_VERSION}")
     return attributes
 
 

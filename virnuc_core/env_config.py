@@ -37,34 +37,33 @@ class EnvConfig(BaseModel):
     home_given: _Folder | None = Field(
         None,
         alias="VIRNUC_HOME",
-        description="folder of the tracking database and of caches; by default `~/.virnuc`",
+        description="folder for the tracking database and caches; by default `~/.virnuc`",
     )
     staging: _Folder | None = Field(
         None,
-        description="folder of copies of remote inputs, and of runs whose results go to a URL; in mode pool all hosts must "
-        "see it; by default `staging` in `VIRNUC_HOME`",
+        description="folder for copies of remote inputs and for runs whose results go to a URL; visible to all hosts in mode "
+        "pool; by default `staging` in `VIRNUC_HOME`",
     )
-    disable_fp16: _Switch = Field(False, description="`1`: every model runs in fp32, whatever was asked for")
+    disable_fp16: _Switch = Field(False, description="`1`: run all models in fp32; overrides all settings")
     disable_packing: _Switch = Field(
-        False, description="`1`: fp32, and one sequence at a time, whatever was asked for"
+        False, description="`1`: fp32, one sequence at a time; overrides all settings"
     )
-    disable_compile: _Switch = Field(False, description="`1`: no layer is compiled, whatever was asked for")
+    disable_compile: _Switch = Field(False, description="`1`: do not compile layers; overrides all settings")
     v1_attention: _Switch = Field(
         False, description="`1`: plain fp32 attention, one sequence at a time, as `--attention reference`"
     )
     threads: Annotated[int | None, Field(gt=0)] = Field(
         None,
         validation_alias=AliasChoices("VIRNUC_THREADS", "OMP_NUM_THREADS"),
-        description="CPU threads for all lanes together, as `--threads`; by default `OMP_NUM_THREADS`, else the "
-        "cores this process may use",
+        description="CPU threads shared by all lanes, as `--threads`; by default `OMP_NUM_THREADS`, else all available cores",
     )
     cuda_visible_devices: _Names | None = Field(
-        None, alias=_VISIBLE, description="GPUs this process may use; each lane gets one; by default all"
+        None, alias=_VISIBLE, description="GPUs this process may use, one per lane; by default all"
     )
     lane_timeout: Annotated[FiniteFloat | None, Field(gt=0)] = Field(
         None,
-        description="seconds without a finished shard after which the process of a lane is taken to hang, and is ended; by "
-        "default 20 times a shard's estimated work, at least 1800",
+        description="seconds without a finished shard after which a lane's process is killed; by default 20 times a shard's "
+        "estimated work, at least 1800",
     )
     tracking_uri: str | None = Field(
         None,
@@ -79,7 +78,7 @@ class EnvConfig(BaseModel):
     )
     device_record: Path | None = Field(
         None,
-        description="file that counts the lanes in a row that failed on this device, set by `virnuc server worker`",
+        description="file that counts consecutive failed lanes on this device, set by `virnuc server worker`",
     )
 
     @property
@@ -87,9 +86,7 @@ class EnvConfig(BaseModel):
         """Folder of the tracking database and of caches; raises UsageError if none is given and this account has none."""
         home = self.home_given or Path(os.path.expanduser("~/.virnuc"))
         if home.parts[:1] == ("~",):
-            raise UsageError(
-                "this account has no home folder: set VIRNUC_HOME to a folder for virnuc's own files."
-            )
+            raise UsageError("this account has no home folder: set VIRNUC_HOME to a writable folder.")
         return home
 
     @property
@@ -112,7 +109,7 @@ def env() -> EnvConfig:
     except ValidationError as error:
         fault = error.errors()[0]
         raise UsageError(
-            f"environment variable {fault['loc'][0]} is {fault['input'].strip()!r}: {fault['msg']}. Set it anew, or unset it."
+            f"environment variable {fault['loc'][0]} is {fault['input'].strip()!r}: {fault['msg']}. Correct or unset it."
         ) from error
 
 
@@ -175,8 +172,8 @@ def ignored_variables() -> list[str]:
     warnings = []
     for name in sorted(name for name in os.environ if name.startswith("VIRNUCPRO_")):
         own = name.replace("VIRNUCPRO_", "VIRNUC_", 1)
-        instead = f"set {own}" if own in known else "docs/how-to/from-virnucpro.md says what to use"
-        warnings.append(f"{name} is a variable of VirNucPro, and virnuc does not read it: {instead} instead.")
+        instead = f"set {own}" if own in known else "use the flags of virnuc predict --help-all"
+        warnings.append(f"{name} is a variable of VirNucPro, which virnuc ignores: {instead} instead.")
     return warnings
 
 

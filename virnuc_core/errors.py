@@ -129,22 +129,20 @@ class StorageLostError(StorageError):
 
 def storage_error(error: OSError) -> StorageError:
     """Translates an OSError into an actionable message; retryable if the OSError is."""
-    go_on = "then run the same command again: what is finished is kept."
+    go_on = "then run the same command again: finished work is kept."
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            advice = f"Make room there, {go_on}"
+            advice = f"Free up space there, {go_on}"
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            advice = f"See to it that you may read and write there, {go_on}"
+            advice = f"Check your permissions there, {go_on}"
         case errno.ENOENT | errno.ENOTDIR | errno.ELOOP:
-            advice = "It was taken away while it was in use: put it back, or run the same command again to make it anew."
+            advice = "It was removed while in use: restore it, or run the same command again to recreate it."
         case errno.EMFILE | errno.ENFILE:
             advice = f"Allow more open files (ulimit -n), {go_on}"
         case number if number in _TRANSIENT_ERRNOS:
-            advice = (
-                f"The disk or network file system does not work as it should: see the system's log, {go_on}"
-            )
+            advice = f"The disk or network file system is failing: check the system log, {go_on}"
         case _:
-            advice = f"See what is the matter there, {go_on}"
+            advice = f"Check the path, {go_on}"
     kind = StorageLostError if is_retryable(error) else StorageError
     reason = os.strerror(error.errno) if error.errno else str(error)
     return kind(f"{error.filename or 'a file of the run'} cannot be read or written: {reason}. {advice}")

@@ -62,7 +62,7 @@ def require_utf8(*names: str) -> None:
     """Raises UsageError for a path whose bytes are not UTF-8, which tables and JSON cannot hold, or that no file can have."""
     for name in names:
         if any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in name):
-            raise UsageError(f"the name {name!r} is not UTF-8, or holds a NUL: rename the file or folder.")
+            raise UsageError(f"the name {name!r} is not UTF-8 or contains a NUL: rename the file or folder.")
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 
     def integer(digits: str) -> int:
         if len(digits) > 100:
-            raise ValueError("it holds a number that is too large")
+            raise ValueError("it contains a number that is too large")
         return int(digits)
 
     try:
@@ -201,7 +201,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict):
-        raise ValueError(f"it is a {type(document).__name__} and no object")
+        raise ValueError(f"it is a {type(document).__name__}, not an object")
     return document
 
 
@@ -219,8 +219,8 @@ def from_json(kind: type[Record], values: object) -> Record:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"][1:]))
         reasons = {
-            "unexpected_keyword_argument": "it is not known",
-            "json_invalid": "it holds text that is not Unicode",
+            "unexpected_keyword_argument": "it is an unknown field",
+            "json_invalid": "it contains invalid Unicode",
         }
         raise ValueError(f"{place:.80}: {reasons.get(first['type'], first['msg'])}") from error
     except RecursionError as error:

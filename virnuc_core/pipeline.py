@@ -381,7 +381,7 @@ def _compute(folder: RunFolder, lanes: Lanes, steps: Steps) -> list[LaneReport]:
         reports += steps.once("embed", lambda: lanes.compute(folder))
         if damaged := steps(validate, folder):
             raise DamagedFileError(
-                f"shard {folder.shard(damaged[0])} is damaged again: see to the disk of {folder.shards}."
+                f"shard {folder.shard(damaged[0])} is corrupt again: check the disk of {folder.shards}."
             )
     return reports
 

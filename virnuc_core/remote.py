@@ -68,8 +68,8 @@ def require_shared_staging(what: str) -> None:
     """Raises UsageError where no staging folder is named that all hosts see."""
     if env().staging is None:
         raise UsageError(
-            f"{what} needs a folder that all hosts of the pool see: set VIRNUC_STAGING to one, in the environment of "
-            "the process that runs this, or choose mode local."
+            f"{what} needs a folder visible to all hosts of the pool: set VIRNUC_STAGING in the environment of this process, "
+            "or choose mode local."
         )
 
 
@@ -84,7 +84,7 @@ def stage_in(url: str) -> Path:
     """
     name = file_name(url) or "index"
     if "\0" in name or unquote(url).endswith(("/.", "/..")):
-        raise UsageError(f"{without_secrets(url)} names no file: give the address of one.")
+        raise UsageError(f"{without_secrets(url)} does not name a file: give the URL of one.")
     folder = _staged(url, "inputs")
     target = folder / name
     part, record = temporary_name(target), folder / ".version"
@@ -105,7 +105,7 @@ def stage_in(url: str) -> Path:
             after = files.info(path)
         if _version(after) != _version(info):
             raise StorageLostError(
-                f"{without_secrets(url)} changed while it was copied. Run the same command again."
+                f"{without_secrets(url)} changed while being copied. Run the same command again."
             )
         _require_intact(part, info, url)
         sync_file(part)
@@ -136,8 +136,8 @@ def require_place(out: str, fingerprint: str, *, force: bool) -> None:
             other = None
     if other != fingerprint and not force:
         raise MismatchError(
-            f"{without_secrets(out)} holds the results of a run with other inputs, models or settings: choose another "
-            "--out, or give --force to replace them."
+            f"{without_secrets(out)} contains results of a run with other inputs, models or settings: choose another --out, or "
+            "replace them with --force."
         )
 
 
@@ -171,7 +171,7 @@ def _upload(path: Path, url: str) -> None:
         arrived = _sha256(files, place)
     if arrived != sha256:
         raise StorageLostError(
-            f"{without_secrets(url)} is not as {path}, of which it is a copy. Run the same command again."
+            f"{without_secrets(url)} differs from {path}, of which it is a copy. Run the same command again."
         )
     _log.info("%s was copied to %s", path, without_secrets(url))
 
@@ -186,14 +186,14 @@ def _open(url: str) -> tuple[Any, str]:
         files, path = fsspec.url_to_fs(url, **(options if url.startswith("http") else {}))
     except ImportError as error:
         extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(url.partition(":")[0])
-        advice = f"pip install 'virnuc[{extra}]'" if extra else f"install what it names: {error}"
+        advice = f"pip install 'virnuc[{extra}]'" if extra else f"install the package it names: {error}"
         raise UsageError(
             f"{without_secrets(url)} needs a package that is not installed: {advice}."
         ) from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         reason = without_secrets(str(error))
         raise UsageError(
-            f"{without_secrets(url)} is of an unknown kind ({reason}): give a path, or a URL with s3://, gs:// or https://."
+            f"{without_secrets(url)} is not supported ({reason}): give a path, or a URL with s3://, gs:// or https://."
         ) from error
     files.invalidate_cache()
     return files, path
@@ -218,7 +218,8 @@ def _require_intact(part: Path, info: Mapping[str, Any], url: str) -> None:
     is_cut_off = size is not None and part.stat().st_size != size
     if is_cut_off or (md5 and base64.b64decode(md5).hex() != file_digest(part, "md5")):
         raise StorageLostError(
-            f"the copy of {without_secrets(url)} has another size or MD5 than its server says. Run the same command again."
+            f"the copy of {without_secrets(url)} does not match the size or MD5 that its server reports. Run the same command "
+            "again."
         )
 
 
@@ -240,7 +241,7 @@ def _errors_of(url: str, missing: type[InputError | StorageError] = InputError) 
             # To fsspec, every failure of a web server is one.
             cause = error.__cause__ if url.startswith("http") else None
             if cause is None or getattr(cause, "status", None) in (404, 410):
-                raise missing(f"{shown} does not exist. Check the address.") from error
+                raise missing(f"{shown} does not exist. Check the URL.") from error
             error = cause if isinstance(cause, Exception) else error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # this machine's disk
@@ -251,9 +252,9 @@ def _errors_of(url: str, missing: type[InputError | StorageError] = InputError) 
         is_refused |= status is not None and 400 <= status < 500 and status not in (408, 425, 429)
         if is_refused:
             raise StorageError(
-                f"{shown} is refused ({reason}): see to the address and the credentials, which virnuc takes from the "
-                "environment or the provider's files, and run the same command again."
+                f"{shown} is refused ({reason}): check the URL and the credentials (from the environment or the provider's "
+                "files), and run the same command again."
             ) from error
         raise StorageLostError(
-            f"{shown} cannot be reached ({reason}). Run the same command again: what is finished is kept."
+            f"{shown} cannot be reached ({reason}). Run the same command again: finished work is kept."
         ) from error

@@ -43,7 +43,7 @@ def is_repeated(name: str, error: BaseException, tries: int) -> bool:
     most = len(DELAYS_SECONDS) if isinstance(error, StorageLostError) else 3
     if not is_retryable(error) or tries > most:
         return False
-    _log.warning("%s is tried again in %.0f s: %s", name, DELAYS_SECONDS[tries - 1], error)
+    _log.warning("retrying %s in %.0f s: %s", name, DELAYS_SECONDS[tries - 1], error)
     return True
 
 

@@ -85,11 +85,11 @@ class RunFolder:
             found = ""
             reason = error.strerror or str(error)
         else:
-            reason = "it is of another run"
+            reason = "it belongs to another run"
         if found != token:
             raise HostError(
-                f"{socket.gethostname()} does not see the run in {self.root} ({self.token.name}: {reason}): mount the "
-                "shared folder there, under the same path. Or the run was started over since."
+                f"{socket.gethostname()} does not see the run in {self.root} ({self.token.name}: {reason}): mount the shared "
+                "folder there under the same path, unless the run was started over."
             )
 
     @property

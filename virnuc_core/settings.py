@@ -83,8 +83,8 @@ class ProcessSettings(Settings):
 
     threads: Count | None = _setting(
         None,
-        "CPU threads for all lanes together",
-        "OMP_NUM_THREADS, else the cores it may use",
+        "Total number of CPU threads",
+        "OMP_NUM_THREADS, else all available cores",
     )
 
 
@@ -92,24 +92,24 @@ class EngineSettings(Settings):
     """Settings of every run that computes with models."""
 
     repr_layer: CountFromZero | None = _setting(
-        None, "Layer of the ESM-2 representation, 0 to the number of layers", "last"
+        None, "ESM-2 layer to take embeddings from, 0 to the number of layers", "last"
     )
     precision: Precision = _setting(
         "auto",
-        "Arithmetic of the models",
-        "auto: fp16 on a GPU; on the CPU fp32, or bf16 for longest stretches",
+        "Numeric precision of the models",
+        "auto: fp16 on a GPU; on the CPU fp32, or bf16 for the longest ORFs",
     )
-    devices: Devices = _setting(("auto",), "Where to compute")
+    devices: Devices = _setting(("auto",), "Devices to use")
     # Sums over batches stay within 64 bits.
     token_budget: Annotated[int, Field(gt=0, lt=1 << 31)] | None = _setting(
-        None, "Maximum number of tokens in one packed batch", "by the device"
+        None, "Maximum number of tokens per batch", "set by the device"
     )
-    engine: Engine = _setting("packed", "reference: one sequence at a time, fp32, plain attention")
+    engine: Engine = _setting("packed", "reference: one sequence at a time in fp32 with plain attention")
     attention: AttentionChoice = _setting("auto", "Attention backend")
-    compile: bool = _setting(False, "Compile the layers with torch.compile, which takes up to a minute")
+    compile: bool = _setting(False, "Compile the layers with torch.compile (takes up to a minute)")
     shard_seconds: PositiveTime | None = _setting(
         None,
-        "Estimated work in a shard, in seconds, which is the most that a killed run loses",
+        "Estimated seconds of work per shard: the maximum lost on interruption",
         "60 on a GPU, 15 on the CPU",
     )
 
@@ -117,20 +117,22 @@ class EngineSettings(Settings):
 class EmbedSettings(EngineSettings):
     """Settings of `embed`: one model, one mean vector per sequence."""
 
-    embeddings: Literal["float16", "float32"] = _setting("float32", "How vectors are stored")
+    embeddings: Literal["float16", "float32"] = _setting("float32", "Data type of the stored embeddings")
 
 
 class TwoModelSettings(EngineSettings):
     """Settings of runs with both models."""
 
-    dnabert_precision: Precision | None = _setting(None, "Arithmetic of DNABERT-S alone", "as precision")
-    dnabert_engine: Engine | None = _setting(None, "Engine of DNABERT-S alone", "as engine")
+    dnabert_precision: Precision | None = _setting(
+        None, "Numeric precision of DNABERT-S only", "same as precision"
+    )
+    dnabert_engine: Engine | None = _setting(None, "Engine of DNABERT-S only", "same as engine")
 
 
 def _model_setting(value: str | None, family: Family) -> Any:
     known = "DNABERT-S: tiny" if family == "dnabert_s" else "ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B"
-    default = "" if value else "by the preset"
-    return _setting(value, f"{known}, a hub name or a path", default)
+    default = "" if value else "set by the preset"
+    return _setting(value, f"{known}, a Hugging Face name or a path", default)
 
 
 class ScoringSettings(TwoModelSettings):
@@ -138,28 +140,28 @@ class ScoringSettings(TwoModelSettings):
 
     chunk_length: ChunkLength | Literal["auto"] | None = _setting(
         None,
-        "Chunk length in bp; auto: what the head is for, by record length for longest frames",
-        "by the preset",
+        "Chunk length in bp; auto: as the head was trained, by sequence length for longest ORFs",
+        "set by the preset",
     )
-    min_length: CountFromZero = _setting(0, "Leave out records of fewer bases")
-    fdr: Share | None = _setting(None, "Target false discovery rate of the calls", "0.1")
-    relaxed: bool = _setting(False, "Call every sequence with a virus_score of 0.5 or more viral")
+    min_length: CountFromZero = _setting(0, "Skip sequences shorter than N bp")
+    fdr: Share | None = _setting(None, "Target false discovery rate", "off")
+    relaxed: bool = _setting(False, "Same as --threshold 0.5: more viruses, more false positives")
     # Tables have six decimals.
     threshold: Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6)] | None = _setting(
-        None, "Call every sequence with this virus_score or more viral", "by the sample"
+        None, "Minimum virus_score for a viral call (replaces --fdr)", "off"
     )
-    prior: Share | None = _setting(None, "Share of viruses in the sample", "estimated from the scores")
+    prior: Share | None = _setting(None, "Fraction of viruses in the sample", "estimated from the scores")
     esm_model: str | None = _model_setting(None, "esm2")
     dnabert_model: str | None = _model_setting(None, "dnabert_s")
-    head: str | None = _setting(None, "Classifier head that was trained on these models", "the bundled one")
-    embeddings: EmbeddingsDtype = _setting("float32", "How vectors are stored in embeddings.h5")
+    head: str | None = _setting(None, "Classifier head trained on these models", "the bundled one")
+    embeddings: EmbeddingsDtype = _setting("float32", "Data type of embeddings.h5")
 
     @model_validator(mode="after")
     def _require_one_rule(self) -> "ScoringSettings":
         fixed = [f"--{name}" for name in ("relaxed", "threshold") if getattr(self, name)]
         by_sample = [f"--{name}" for name in ("fdr", "prior") if getattr(self, name) is not None]
         if len(fixed) > 1 or (fixed and by_sample):
-            raise UsageError(f"{' and '.join(fixed + by_sample)} exclude each other: give one of them.")
+            raise UsageError(f"{' and '.join(fixed + by_sample)} cannot be combined: give one of them.")
         return self
 
     @property
@@ -171,9 +173,7 @@ class ScoringSettings(TwoModelSettings):
 class PredictSettings(ScoringSettings):
     """Settings of `predict` and `evaluate`; None leaves the choice to the preset."""
 
-    preset: Preset = _setting(
-        "tiny", "Models and chunk length that belong together", "tiny: the bundled small models"
-    )
+    preset: Preset = _setting("tiny", "Matching models and chunk length", "tiny: the bundled small models")
 
 
 class RunConfig(ScoringSettings):
@@ -198,28 +198,29 @@ class RunConfig(ScoringSettings):
 class TrainSettings(TwoModelSettings):
     """Settings of `train`: the models to embed with, and how the head is fitted."""
 
-    chunk_length: ChunkLength = _setting(500, "Chunk length in bp that the head is for")
+    chunk_length: ChunkLength = _setting(500, "Chunk length in bp to train the head for")
     esm_model: str = _model_setting("tiny", "esm2")
     dnabert_model: str = _model_setting("tiny", "dnabert_s")
     frames: FrameRule = _setting(
         "longest",
-        "What the head is for: the longest stop-free stretches of a chunk, or its open reading frames, as "
-        "VirNucPro has them",
+        "longest: embed the longest ORFs of each chunk; open: its frames without a stop codon, as VirNucPro does",
     )
     groups: str | None = _setting(
-        None, "Table of seq_name and group: the records of a group are not split", "none"
+        None,
+        "Table with columns seq_name and group; a group is never split between training and test",
+        "none",
     )
-    seed: CountFromZero = _setting(0, "Seed of the split, the weights and the draws")
+    seed: CountFromZero = _setting(0, "Random seed")
     held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5)] = _setting(
-        0.1, "Share of the groups of a class for validation, and again for the test"
+        0.1, "Fraction of the groups of each class held out for validation, and again for the test"
     )
     group_power: Annotated[FiniteFloat, Field(ge=0, le=1)] = _setting(
-        0.6, "A group is sampled in proportion to its size to this power"
+        0.6, "Sample groups in proportion to their size to this power"
     )
-    most_frames: Count = _setting(200_000, "About how many frames are used at most")
+    most_frames: Count = _setting(200_000, "Approximate maximum number of frames")
     epochs: Count = _setting(20, "Maximum number of epochs")
     members: Annotated[int, Field(ge=1, le=16)] = _setting(
-        2, "Only for open reading frames: heads fitted from different seeds, whose mean is the output"
+        2, "With frames open: number of heads to average, each trained from its own seed"
     )
 
 
@@ -232,10 +233,10 @@ class FramesSettings(Settings):
 class LaneSettings(Settings):
     """Where lanes run, and in a pool how much work each gets, and for which project."""
 
-    mode: LaneMode = _setting("local", "pool: lanes wait for the workers of a Prefect work pool, on any host")
-    lane_minutes: PositiveTime = _setting(10.0, "Estimated work of a lane in a pool, in minutes")
-    priority: Priority = _setting("normal", "Queue in which the lanes wait in a pool")
-    project: Project = _setting("", "Project that the GPU hours count for", "none")
+    mode: LaneMode = _setting("local", "local: on this host; pool: by the workers of a Prefect work pool")
+    lane_minutes: PositiveTime = _setting(10.0, "Estimated minutes of work per lane in a pool")
+    priority: Priority = _setting("normal", "Queue of the lanes in a pool")
+    project: Project = _setting("", "Project to charge GPU hours to", "none")
 
 
 def in_words(field: FieldInfo) -> str:
@@ -277,7 +278,7 @@ def faults_in_words(error: ValidationError, name_of: Callable[[str], str]) -> st
         reasons.setdefault(name, []).append(fault["msg"])
         given[name] = "" if fault["type"] == "missing" else f" (given {fault['input']!r:.60})"
     listed = "; ".join(f"{name}: {', or '.join(texts)}{given[name]}" for name, texts in reasons.items())
-    return f"these settings cannot be used: {listed}. See docs/configuration.md for the values."
+    return f"invalid settings: {listed}."
 
 
 def predict_config(settings: PredictSettings) -> RunConfig:

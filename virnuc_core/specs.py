@@ -19,17 +19,17 @@ Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
 # What is embedded of a chunk; see `virnuc_core.sequences.frames`.
 FrameRule = Literal["open", "longest"]
 FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
-    "open": "open reading frames",
-    "longest": "longest stop-free stretches",
+    "open": "stop-free frames",
+    "longest": "longest ORFs",
 }
 # Confidence in a call.
-Tier = Literal["confident", "likely", "unsure"]
+Confidence = Literal["confident", "likely", "unsure"]
 # Chunk length in bp, or as in `CHUNKS_BY_RECORD`; see `chunk_steps`.
 ChunkRule = int | str
-# What --chunk-length auto means for the longest stretches: each record is cut by its own length, into chunks of 500 bp below
+# What --chunk-length auto means for the longest ORFs: each record is cut by its own length, into chunks of 500 bp below
 # 2,000 bp, and of 1,000 bp from there on.
 CHUNKS_BY_RECORD: Final = "auto:500<2000,1000"
-CODE_WIDTH: Final = 64  # of the row codes of a head for the longest stretches
+CODE_WIDTH: Final = 64  # of the row codes of a head for the longest ORFs
 Size = Annotated[int, Field(gt=0, lt=1 << 31)]
 
 
@@ -47,7 +47,7 @@ def chunk_steps(rule: ChunkRule) -> tuple[tuple[int, int | None], ...]:
     bounds = [below for _, below in steps[:-1] if below is not None]
     is_sorted = bounds == sorted(set(bounds)) and len(bounds) == len(steps) - 1 and steps[-1][1] is None
     if name != "auto" or not is_sorted or min(size for size, _ in steps) < 1:
-        raise ValueError(f"{rule!r:.60} gives no chunk lengths")
+        raise ValueError(f"{rule!r:.60} does not give chunk lengths")
     return tuple(steps)
 
 
@@ -56,7 +56,7 @@ def chunks_in_words(rule: ChunkRule | None) -> str:
     if rule is None:
         return "whole sequences"
     steps = chunk_steps(rule)
-    sizes = [f"{size} bp" + (f" in records below {below} bp" if below else "") for size, below in steps]
+    sizes = [f"{size} bp" + (f" for sequences below {below} bp" if below else "") for size, below in steps]
     return ", ".join(sizes)
 
 
@@ -140,7 +140,7 @@ FRAME_KINDS: Final[dict[FrameRule, FrameKind]] = {
         chunk_rule=CHUNKS_BY_RECORD,
         is_calibrated=True,
         takes_bf16=True,
-        missing="no_stretch",
+        missing="no_orf",
         chunk_bases=(200, 4000),
         row_datasets=("starts", "sizes"),
         head_datasets=("codes",),

@@ -39,14 +39,14 @@ class KnownVersions:
     @property
     def range_text(self) -> str:
         """The range in words."""
-        return f"from {self.since} and before {self.before}" if self.since != "0" else f"before {self.before}"
+        return f">={self.since},<{self.before}" if self.since != "0" else f"<{self.before}"
 
 
 # For --attention flash-attn; its interface changes between betas.
 FLASH_ATTN: Final = "flash-attn-4"
 FLASH_ATTN_VERSION: Final = "4.0.0b36"
 
-_TRITON: Final = "the kernels were run with 3.6 and 3.7; each torch wants a triton of its own"
+_TRITON: Final = "the kernels were tested with 3.6 and 3.7; each torch needs its own triton"
 _BREAKS_THE_SERVER: Final = "with newer ones the Prefect server does not start, or schedules no runs"
 KNOWN_VERSIONS: Final = (
     KnownVersions("python", "compute", "3.11", "3.14"),
@@ -58,7 +58,7 @@ KNOWN_VERSIONS: Final = (
         "compute",
         "4",
         "5",
-        why=f"--attention flash-attn takes {FLASH_ATTN_VERSION} only",
+        why=f"--attention flash-attn supports only {FLASH_ATTN_VERSION}",
         is_optional=True,
     ),
     KnownVersions("prefect", "orchestration", "3.8.8", "4"),
@@ -91,7 +91,7 @@ def log_version_warnings(part: str) -> None:
     for check in check_versions(known for known in KNOWN_VERSIONS if known.part == part):
         if check.state != "ok":
             found = f"{check.package} {check.found}".strip()
-            _log.warning("%s: %s (virnuc doctor says more)", found, check.advice)
+            _log.warning("%s: %s (see virnuc doctor)", found, check.advice)
 
 
 def installed_version(package: str) -> str:
@@ -133,5 +133,5 @@ def _check(known: KnownVersions, found: str) -> VersionCheck:
     is_old = is_older(found, known.since)
     if not is_old and is_older(found, known.before):
         return VersionCheck(known.package, found, "ok")
-    advice = f"known to work: {known.range_text} ({known.why}). Install with -c constraints.txt"
+    advice = f"known to work: {known.range_text} ({known.why})"
     return VersionCheck(known.package, found, "problem" if is_old else known.newer, advice)

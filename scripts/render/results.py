@@ -208,7 +208,7 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
             peer_rows,
         ),
         "accuracy": table(
-            "models|precision|stretches|worst cosine, protein|worst cosine, DNA|calls of stretches agree|chunks|contigs"
+            "models|precision|ORFs|worst cosine, protein|worst cosine, DNA|calls of ORFs agree|chunks|contigs"
             "|file",
             "{models}|{precision}|{frames:,}|{protein[worst_cosine]:cosine}|{dna[worst_cosine]:cosine}"
             "|{frame_calls_agree:share}|{chunk_calls_agree:share}|{contig_calls_agree:share}|{file}",

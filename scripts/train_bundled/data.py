@@ -15,7 +15,7 @@ from scripts.train_bundled.recoding import recode
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.memory import to_device
-from virnuc_core.sequences.frames import chunk_table, longest_stretches
+from virnuc_core.sequences.frames import chunk_table, longest_orfs
 
 Int64 = npt.NDArray[np.int64]
 
@@ -72,7 +72,7 @@ def cut(genomes: Genomes, view: View, tokenizer: DnabertTokenizer, seed: int = 0
         if not len(group):
             continue
         left, right = int(starts[group].min()), int(ends[group].max())
-        rows = longest_stretches(bases.data[left:right], starts[group] - left, ends[group] - left)
+        rows = longest_orfs(bases.data[left:right], starts[group] - left, ends[group] - left)
         column = (rows.dna, rows.protein)
         if view.recoded or view.substituted:
             column = recode(*column, view.recoded, view.substituted, rng)

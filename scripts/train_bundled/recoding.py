@@ -58,13 +58,13 @@ def _substitutions() -> npt.NDArray[np.float32]:
 def recode(
     dna: ByteColumn, protein: ByteColumn, recoded: float, substituted: float, rng: np.random.Generator
 ) -> tuple[ByteColumn, ByteColumn]:
-    """Draws new codons for some of the residues of each stretch; lengths stay.
+    """Draws new codons for some of the residues of each ORF; lengths stay.
 
     Args:
-        dna: nucleotides of each stretch, 3 per residue.
+        dna: nucleotides of each ORF, 3 per residue.
         protein: their translations, of the twenty residues.
         recoded: share of codons replaced by one of the same residue, possibly the same.
-        substituted: mean share of residues replaced by a similar one; each stretch draws its own from 0 to twice that.
+        substituted: mean share of residues replaced by a similar one; each ORF draws its own from 0 to twice that.
         rng: random generator.
     """
     lengths = protein.lengths

@@ -9,7 +9,7 @@ from scipy.sparse.csgraph import connected_components
 
 from scripts.train_bundled.genomes import Genomes
 from virnuc_core.columns import ByteColumn
-from virnuc_core.sequences.frames import chunk_table, longest_stretches
+from virnuc_core.sequences.frames import chunk_table, longest_orfs
 
 Int64 = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ def relatives(genomes: Genomes) -> Int64:
 
 
 def _by_proteins(bases: ByteColumn) -> Int64:
-    """Connected components (R,) of the records that share k-mers of their stop-free stretches."""
+    """Connected components (R,) of the records that share k-mers of their ORFs."""
     record, kmer = _sampled_kmers(bases)
     _, column = np.unique(kmer, return_inverse=True)
     has = csr_array((np.ones(len(record), np.int32), (record, column)), (len(bases), len(kmer)))
@@ -54,7 +54,7 @@ def _sampled_kmers(bases: ByteColumn) -> tuple[Int64, npt.NDArray[np.uint64]]:
     for first in range(0, len(starts), _BLOCK_CHUNKS):
         block = slice(first, first + _BLOCK_CHUNKS)
         left, right = int(starts[block].min()), int(ends[block].max())
-        rows = longest_stretches(bases.data[left:right], starts[block] - left, ends[block] - left)
+        rows = longest_orfs(bases.data[left:right], starts[block] - left, ends[block] - left)
         hashes = np.zeros(max(0, len(rows.protein.data) - _KMER_LENGTH + 1), np.uint64)
         for place in range(_KMER_LENGTH):
             hashes = (hashes + rows.protein.data[place : place + len(hashes)]) * _MULTIPLIER

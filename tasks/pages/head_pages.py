@@ -16,8 +16,8 @@ from virnuc_core.training.split import PARTS
 
 _SCALARS: Final = (
     ("sequences", "count"),
-    ("with a score", "scored"),
-    ("viral among them", "viral"),
+    ("scored", "scored"),
+    ("viral", "viral"),
     ("AUROC", "auroc"),
     ("AUPRC (average precision)", "auprc"),
     ("F1", "f1"),
@@ -25,30 +25,30 @@ _SCALARS: Final = (
     ("recall", "recall"),
     ("accuracy", "accuracy"),
     ("expected calibration error", "ece"),
-    ("the same, classes weighted alike", "ece_balanced"),
-    ("viruses called virus", "confusion.viral_called_virus"),
-    ("viruses called other", "confusion.viral_called_other"),
-    ("others called virus", "confusion.other_called_virus"),
-    ("others called other", "confusion.other_called_other"),
+    ("expected calibration error, classes weighted equally", "ece_balanced"),
+    ("true positives", "confusion.viral_called_virus"),
+    ("false negatives", "confusion.viral_called_other"),
+    ("false positives", "confusion.other_called_virus"),
+    ("true negatives", "confusion.other_called_other"),
 )
 _LIMITS: Final = (
-    "It belongs to the models above: on the vectors of other weights, layers or chunk lengths its scores mean nothing, even "
-    "where the widths fit.",
-    "It knows what it was shown. The figures hold for organisms like those of the test records; organisms of other groups "
-    "may be called worse.",
-    "Records that share many 21-mers, or a group in `--groups`, are never on both sides of the split. More distant "
-    "relatives can be: figures for new families are lower. Give families as groups to see how much.",
-    "Scores are probabilities where half of what is scored is viral: it is fitted and calibrated with both classes "
-    "weighted alike. Where viruses are rare, more of what is called virus is not.",
+    "Use it only with the models above: with other weights, layers or chunk lengths its scores are meaningless, even if the "
+    "embedding widths match.",
+    "Accuracy depends on training coverage: the metrics apply to organisms like those in the test set and may be lower for "
+    "others.",
+    "Sequences that share many 21-mers, or a group in `--groups`, are never split between training and test. More distant "
+    "relatives may be, so expect lower accuracy on new families. To measure it, give families as groups.",
+    "Scores are probabilities for samples that are half viral, because both classes are weighted equally in training and "
+    "calibration. The rarer viruses are in a sample, the more of the viral calls are false.",
 )
 _FRAME_LIMITS: Final[dict[FrameRule, str]] = {
-    "open": "A chunk whose six frames all have a stop codon has no score.",
-    "longest": f"A chunk without a stop-free stretch of {LEAST_RESIDUES} codons has no score.",
+    "open": "A chunk with a stop codon in all six frames gets no score.",
+    "longest": f"A chunk without an ORF of at least {LEAST_RESIDUES} codons gets no score.",
 }
 _ARCHITECTURE: Final[dict[FrameRule, str]] = {
     "open": "Linear, BatchNorm, ReLU, Dropout 0.5, Linear, as published.",
-    "longest": "A code of 64 numbers for each stretch; scores of a chunk from the codes of its stretches, and of a contig "
-    "from its chunks in their order, by convolutions and attention. Fitted to contigs of 1 to 24 chunks.",
+    "longest": "Each ORF is reduced to 64 features. A chunk is scored from its ORFs, a contig from its ordered chunks, with "
+    "convolutions and attention. Trained on contigs of 1 to 24 chunks.",
 }
 
 
@@ -57,8 +57,8 @@ def head_card(training: Training) -> str:
     plan = training.run.plan
     paragraphs = [
         f"# {cell(Path(training.run.out).name)}",
-        f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[plan.frames]} of chunks "
-        f"of {plan.chunk_length} bp.",
+        f"A classifier head for virnuc. It classifies sequences as viral or non-viral from the embeddings of the "
+        f"{FRAMES_IN_WORDS[plan.frames]} of {plan.chunk_length} bp chunks.",
         _command(training),
         *(f"> **Warning:** {warning}" for warning in training.head.warnings),
         "## Models",
@@ -67,11 +67,11 @@ def head_card(training: Training) -> str:
         *_data(training),
         "## Training",
         _settings(training),
-        f"{_ARCHITECTURE[plan.frames]} Viral and other records are drawn equally often, groups of related records less often "
-        "than their size says. The weights are those of the round with the smallest loss on the validation records; the "
-        "temperature, fitted to these, is part of the head and changes no call of a frame or a chunk.",
-        "## Metrics on the test records",
-        "Nothing was chosen by their help: they were neither learnt from nor looked at while the head was fitted.",
+        f"{_ARCHITECTURE[plan.frames]} Viral and non-viral sequences are sampled equally often; large groups of related sequences are "
+        "downsampled. The weights are those of the epoch with the lowest validation loss. The temperature is fitted on the "
+        "validation set and stored in the head; it changes no call of a frame or chunk.",
+        "## Metrics on the test set",
+        "The test set was used neither for training nor for model selection.",
         *_metrics(training.head.levels, "###"),
         "## Limits",
         "\n".join(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[plan.frames])),
@@ -84,7 +84,7 @@ def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics]) -> str:
     models = " and ".join(f"{cell(model.name)} ({model.arithmetic})" for model in plan.models)
     paragraphs = [
         f"# Evaluation of {cell(plan.head.name if plan.head else '')}",
-        f"Models: {models}. Chunks of {chunks_in_words(plan.chunk_length)}, their {FRAMES_IN_WORDS[plan.frames]}. "
+        f"Models: {models}. Chunk length: {chunks_in_words(plan.chunk_length)}; {FRAMES_IN_WORDS[plan.frames]}. "
         f"Input: {', '.join(cell(file.name) for file in plan.inputs)}.",
         f"Head: {code(plan.head.fingerprint if plan.head else '')}",
         *_metrics(levels, "##"),
@@ -96,7 +96,7 @@ def scores_in_words(levels: Mapping[str, Metrics]) -> list[str]:
     """A line per level, for the terminal."""
     return [
         f"{level}: AUROC {number(figures.auroc)}, AUPRC {number(figures.auprc)}, F1 {number(figures.f1)}, "
-        f"accuracy {number(figures.accuracy)} ({figures.scored} of {figures.count} with a score)"
+        f"accuracy {number(figures.accuracy)} ({figures.scored:,} of {figures.count:,} scored)"
         for level, figures in levels.items()
     ]
 
@@ -128,8 +128,8 @@ def _data(training: Training) -> Iterator[str]:
     genbank = training.labelled.genbank
     if genbank["records"]:
         yield (
-            f"GenBank: {genbank['records']:,} records; {genbank['left_out']:,} left out, whose lineage does not say what "
-            f"they are; {genbank['prophages']:,} prophages cut out of cellular records."
+            f"GenBank: {genbank['records']:,} records; {genbank['left_out']:,} skipped because the lineage gives no "
+            f"label; {genbank['prophages']:,} prophages removed from cellular records."
         )
     rows = []
     for class_name in dict.fromkeys(one.class_name for one in training.split.counts):
@@ -138,7 +138,7 @@ def _data(training: Training) -> Iterator[str]:
         rows.append((cell(class_name), *records, *(f"{own[part].frames:,}" for part in PARTS)))
     columns = [f"{what}: {part}" for what in ("records (groups)", "frames") for part in PARTS]
     yield table(("class", *columns), rows)
-    yield "Records of which nothing is embedded are not counted."
+    yield "Sequences without any embedding are not counted."
 
 
 def _settings(training: Training) -> str:
@@ -146,7 +146,7 @@ def _settings(training: Training) -> str:
     rows = [(name.replace("_", " "), f"{value:g}") for name, value in settings.items()]
     temperature = "not calibrated" if trained.temperature is None else f"{trained.temperature:.4f}"
     rows += [
-        ("rounds until the best", ", ".join(f"{best}" for best in trained.best_epochs)),
+        ("best epoch", ", ".join(f"{best}" for best in trained.best_epochs)),
         ("temperature", temperature),
     ]
     if trained.contig_temperature is not None:
@@ -170,4 +170,4 @@ def _metrics(levels: Mapping[str, Metrics], heading: str) -> Iterator[str]:
             )
             for one in figures.by_class
         ]
-        yield table(("class", "all", "with a score", "called virus", "share"), rows)
+        yield table(("class", "sequences", "scored", "called viral", "fraction"), rows)

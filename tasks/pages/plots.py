@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def _new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
-    """An empty plot in the common style."""
     from matplotlib.figure import Figure  # takes a second; not every process plots
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -31,9 +30,7 @@ def roc_figure(levels: "dict[str, KnownCalls]") -> "Figure":
     """ROC curve, one line per level; levels with one class have none."""
     from sklearn.metrics import roc_auc_score, roc_curve
 
-    figure, axes = _new_figure(
-        "Viruses found and false positives", "others called virus", "viruses called virus"
-    )
+    figure, axes = _new_figure("ROC curve", "false positive rate", "true positive rate")
     for name, calls in levels.items():
         scored = calls.take(calls.is_scored)
         if scored.is_viral.any() and not scored.is_viral.all():
@@ -49,8 +46,8 @@ def roc_figure(levels: "dict[str, KnownCalls]") -> "Figure":
 
 def reliability_figure(levels: "dict[str, Metrics]") -> "Figure":
     """Reliability diagram: share of viruses over the score, one line per level; the diagonal is perfect calibration."""
-    figure, axes = _new_figure("Are scores probabilities?", "mean P(virus)", "share of viruses")
-    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="a probability")
+    figure, axes = _new_figure("Calibration", "mean virus score", "observed fraction of viruses")
+    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="perfect calibration")
     for name, figures in levels.items():
         points = [
             (one.mean_p, one.share_viral)

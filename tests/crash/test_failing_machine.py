@@ -46,7 +46,7 @@ def test_a_command_on_a_full_disk_says_so(
         code = main(["frames", str(contigs), "--chunk-length", "60", "--out", str(out)])
     assert code == StorageError.exit_code == 6
     assert "virnuc: error: " in (said := capsys.readouterr().err)
-    assert "Make room there" in said
+    assert "Free up space there" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,7 +57,7 @@ def test_a_folder_that_vanishes(run: MadeRun) -> None:
 
     with LaneProcess("cpu") as lane, pytest.raises(OSError, match=r"shard_|plan\.json") as caught:
         lane.run(run.folder, range(len(run.plan.shards)), 0, remove)
-    assert "It was taken away while it was in use" in str(storage_error(caught.value))
+    assert "It was removed while in use" in str(storage_error(caught.value))
 
 
 def test_a_frame_store_that_is_cut_while_it_is_read(run: MadeRun, contigs: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_frame_store_that_is_cut_while_it_is_read(run: MadeRun, contigs: Path)
         if isinstance(event, ModelsLoaded):
             os.truncate(column, 0)
 
-    with LaneProcess("cpu") as lane, pytest.raises(LaneError, match=r"SIGBUS .*a file of the run was cut"):
+    with LaneProcess("cpu") as lane, pytest.raises(LaneError, match=r"SIGBUS .*a truncated file of the run"):
         lane.run(run.folder, range(len(run.plan.shards)), 0, cut)
     index_inputs(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
     assert column.read_bytes() == whole
@@ -81,5 +81,5 @@ def test_a_byte_of_the_frame_store_that_changed_is_noticed_when_a_run_goes_on(
     whole = column.read_bytes()
     column.write_bytes(b"A" + whole[1:] if whole[:1] != b"A" else b"C" + whole[1:])
     index_inputs(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
-    assert "is not as it was written: it is made again" in caplog.text
+    assert "was modified: rebuilding it" in caplog.text
     assert column.read_bytes() == whole

@@ -57,7 +57,7 @@ def test_the_viral_contigs_of_the_examples_are_found(
     (out / "virus.bed").write_text("")
     changed = virnuc("inspect", out)
     assert changed.code == 4
-    assert "virus.bed is not as it was" in changed.out
+    assert "virus.bed was modified" in changed.out
 
 
 def test_a_phage_in_a_bacterial_contig_is_a_provirus(

@@ -19,8 +19,8 @@ from tests.production.conftest import free_port
 from virnuc_core import __version__
 
 ROOT = Path(__file__).parents[2]
-AGAIN = "virnuc: a crashed run is scheduled again"
-CANCELLED = "virnuc: a run that nobody cancels is cancelled"
+AGAIN = "virnuc: reschedule a crashed run"
+CANCELLED = "virnuc: cancel a run without a process"
 PREFECT = (sys.executable, "-m", "prefect")
 
 
@@ -127,16 +127,16 @@ def test_a_site_has_files_of_its_own(server: Server, tmp_path: Path) -> None:
     for before, after, message in (
         ("inbox: ", "inbx: ", "has no parameter inbx"),
         ("settings: {}", "settings: {presett: tiny}", "'presett' was unexpected"),
-        (f"&version {__version__}", "&version 0.0.9", f"is of version 0.0.9, and virnuc {__version__} is"),
-        ("deployments:", "deploymnts:", "cannot be used: 'deployments'"),
+        (f"&version {__version__}", "&version 0.0.9", f"is for version 0.0.9, but virnuc {__version__} is"),
+        ("deployments:", "deploymnts:", "is invalid: 'deployments'"),
     ):
         prefect.write_text(edited.replace(before, after))
         assert message in server.deploy(site, code=2)
     prefect.write_text(original)
     alarms.write_text(alarms.read_text().replace("5f0c1d84-", "ops-"))
-    assert f"{alarms} cannot be used: Input should be a valid UUID" in server.deploy(site, code=2)
+    assert f"{alarms} is invalid: Input should be a valid UUID" in server.deploy(site, code=2)
     alarms.write_text((FILES / "alarms.yaml").read_text())
-    assert "'virnuc: there was no nightly run' deleted" in server.deploy(site)
+    assert "'virnuc: no nightly run' deleted" in server.deploy(site)
     assert set(server.automations()) == {AGAIN, CANCELLED}
 
 
@@ -178,7 +178,7 @@ def test_a_crashed_run_is_scheduled_again_twice(server: Server, tmp_path: Path) 
 def test_work_pools_for_a_kubernetes_cluster(server: Server, tmp_path: Path) -> None:
     server.deploy()
     refused = server.deploy("--pool-type", "kubernetes", code=2)
-    assert "work pool virnuc-gpu at the server is of type 'process'" in refused
+    assert "work pool virnuc-gpu has type 'process'" in refused
     for pool in POOLS:
         server.client.delete_work_pool(pool)
     site = tmp_path / "site"
@@ -200,6 +200,6 @@ def test_a_server_that_does_not_answer_or_is_not_named(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(server.environment, "PREFECT_API_URL", "http://127.0.0.1:9/api")
-    assert "127.0.0.1:9/api does not answer" in server.deploy(code=2)
+    assert "127.0.0.1:9/api does not respond" in server.deploy(code=2)
     monkeypatch.setitem(server.environment, "PREFECT_API_URL", "")
-    assert "no Prefect server is named" in server.deploy(code=2)
+    assert "no Prefect server is set" in server.deploy(code=2)

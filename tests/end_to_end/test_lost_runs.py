@@ -73,7 +73,7 @@ def test_a_worker_that_ended_takes_its_runs_with_it_and_no_others(client: SyncPr
     client.set_flow_run_state(own[-1], Cancelled(), force=True)  # or workers of other tests would take it
     message = client.read_flow_run(own[0]).state
     assert message is not None
-    assert message.message == "Worker host-runs ended, and the process of this run with it."
+    assert message.message == "Worker host-runs ended together with the process of this run."
 
 
 def test_a_run_that_goes_on_since_it_was_found_is_left_alone(client: SyncPrefectClient) -> None:
@@ -134,10 +134,10 @@ def test_no_run_is_lost_until_the_server_has_answered_for_as_long(
     crash_lost_runs(stopping, window=2.0, every=0.5)
     assert asked.count("Running") >= 4
     assert state_of(client, run_id) == "Crashed"
-    assert "does not answer" in caplog.text
+    assert "does not respond" in caplog.text
 
 
 def test_a_server_that_does_not_answer_is_told_later(caplog: pytest.LogCaptureFixture) -> None:
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}):
         crash_runs_of("host-gpu0")
-    assert "the server cannot be told" in caplog.text
+    assert "cannot be marked as crashed" in caplog.text

@@ -70,13 +70,15 @@ def test_a_model_is_pulled_carried_and_used(virnuc: CommandLine, tmp_path: Path)
     names = {"SHA256SUMS", "config.json", "model.safetensors"}
     assert {(path.name, path.is_symlink()) for path in copy.iterdir()} == {(name, False) for name in names}
     assert damaged[0] == 4
-    assert "is not what the model hub says" in damaged[1]["error"]
+    assert "does not match its hash on the model hub" in damaged[1]["error"]
     assert f"Delete {home}/hub/models--lab--damaged and run" in damaged[1]["error"]
     assert not (tmp_path / "not_made").exists()
     assert in_torch[1]["pulled"][0]["revision"] == COMMIT
     assert (nothing[0], absent[0]) == (4, 4)
-    assert "lab/nothing on the model hub holds no model*.safetensors" in nothing[1]["error"]
-    assert "lab/absent cannot be fetched from the model hub (RepositoryNotFoundError:" in absent[1]["error"]
+    assert "lab/nothing on the model hub has no model*.safetensors" in nothing[1]["error"]
+    assert (
+        "lab/absent cannot be downloaded from the model hub (RepositoryNotFoundError:" in absent[1]["error"]
+    )
 
     nowhere = "http://127.0.0.1:9"
     offline = (("list",), ("pull", "8M"), ("pull", "esm2:lab/bin"), ("pull", "650M"))
@@ -107,7 +109,7 @@ def test_a_copy_is_made_once(virnuc: CommandLine, tmp_path: Path) -> None:
     assert {path.name for path in new.iterdir()} == {"dnabert_tiny", "esm2_tiny"}
     (new / "dnabert_tiny").rename(tmp_path / "there")
     (new / "esm2_tiny").rename(new / "dnabert_tiny")
-    virnuc.refused(2, "is in the way and is not this model", "models", "pull", "dnabert:tiny", "--to", new)
+    virnuc.refused(2, "exists and is not this model", "models", "pull", "dnabert:tiny", "--to", new)
 
 
 def test_the_catalogue_for_a_person(virnuc: CommandLine) -> None:

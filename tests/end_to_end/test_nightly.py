@@ -187,7 +187,7 @@ def test_links_are_skipped_and_never_read(inbox: Inbox, tmp_path: Path) -> None:
     state = inbox.night()
     assert statuses(state) == dict.fromkeys(("a.fa", "b.fa", "c.fa"), "skipped")
     assert state.message == "3 files: 3 skipped"
-    assert "a.fa is a link" in str(state.result().rows)
+    assert "a.fa is a symbolic link" in str(state.result().rows)
     assert {path.name for path in inbox.folder.iterdir()} == {"a.fa", "b.fa", "c.fa"}
     assert os.stat(secret).st_atime_ns == read
     assert list(inbox.out.glob("*/")) == []
@@ -207,8 +207,8 @@ def test_failure_makes_the_night_fail_at_its_end_and_goes_on_the_next_night(inbo
         state = inbox.night()
     assert state.is_failed()
     assert "4 files: 1 kept, 1 done, 2 failed" in str(state.message)
-    assert "a.fa: UsageError: another run works in" in str(state.message)
-    assert "big.fa: UsageError: another run works in" in str(state.message)
+    assert "a.fa: UsageError: another run is using" in str(state.message)
+    assert "big.fa: UsageError: another run is using" in str(state.message)
     assert statuses(inbox.night()) == {"a.fa": "done", "b.fa": "kept", "big.fa": "done", "c.fa": "kept"}
     assert times(*shards) == shards
 
@@ -291,9 +291,7 @@ def test_a_night_in_the_pool(inbox: Inbox, tmp_path: Path) -> None:
     with Worker(host):
         state = inbox.night(mode="pool")
     assert state.is_failed()
-    assert "9.fa: LaneError: the run of its batch ended in state Crashed: Process exited" in str(
-        state.message
-    )
+    assert "9.fa: LaneError: the run of its batch ended as Crashed: Process exited" in str(state.message)
     assert len(host.batches) == 3
 
 
@@ -335,7 +333,7 @@ def test_a_night_with_nothing_to_do_and_one_that_cannot_begin(inbox: Inbox) -> N
     for name, value in wrong.items():
         with pytest.raises(ParameterTypeError, match=name):
             nightly(str(inbox.folder), str(inbox.out), **{name: value})
-    with locking(inbox.out), pytest.raises(UsageError, match="another run works in"):
+    with locking(inbox.out), pytest.raises(UsageError, match="another run is using"):
         inbox.night().result()
     shutil.rmtree(inbox.folder)
     with pytest.raises(UsageError, match="inbox"):

@@ -37,9 +37,9 @@ def test_features_of_virnucpro_are_scored(virnuc: CommandLine, tmp_path: Path) -
     torch.save({"ids": ids, "data": features}, tmp_path / "output_1_merged.pt")
     command = ("score", tmp_path / "output_1_merged.pt", "--head", golden / "pickled_module.pth")
     result = virnuc.done(*command, "--out", out)
-    assert result.out == f"{len(ids)} frames scored in {out}\n"
+    assert result.out == f"{len(ids)} frames scored: {out}\n"
     assert "warning: " in result.err
-    assert "output_1_merged.pt carries no checksums of virnuc" in result.err
+    assert "output_1_merged.pt has no virnuc checksums" in result.err
     table = rows(out)[1:]
     assert [row[0] for row in table] == ids
     np.testing.assert_allclose([[float(x) for x in row[2:]] for row in table], expected, rtol=0, atol=1e-6)
@@ -75,7 +75,7 @@ def test_unexpected_errors_and_those_of_the_disk_are_one_line_unless_debugging(
     monkeypatch.setitem(cli.commands, "broken", broken)
     full = ("frames", contigs, "--chunk-length", "500", "--out", tmp_path / ("x" * 300))
     for command, code, message in (
-        (("broken",), 1, "unexpected RuntimeError: nobody thought of this. Run it with --debug"),
+        (("broken",), 1, "unexpected RuntimeError: nobody thought of this. Run again with --debug"),
         (full, 6, "File name too long"),
     ):
         assert virnuc.refused(code, message, *command).count("\n") == 1

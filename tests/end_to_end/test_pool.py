@@ -246,7 +246,7 @@ def test_switches_are_those_of_who_asks_for_the_run(
     plan = read_plan(tmp_path / "run" / "plan.json")
     assert plan.switches == ("VIRNUC_DISABLE_PACKING",)
     assert {model.token_budget for model in plan.models} == {1}
-    assert "VIRNUC_V1_ATTENTION is set for this worker and does not count" in caplog.text
+    assert "VIRNUC_V1_ATTENTION is set for this worker but has no effect" in caplog.text
 
 
 def test_errors_come_back_as_what_they_are(
@@ -329,7 +329,9 @@ def test_a_lane_is_asked_for_again_while_it_gets_on_and_five_times_if_not(
         else:
             pretend(run)
 
-    message = r"6 of 18 shards could not be computed: lane 3: its run ended in state Crashed \(Process exited with -9\)"
+    message = (
+        r"6 of 18 shards could not be computed: lane 3: its run ended as Crashed \(Process exited with -9\)"
+    )
     with Worker(do), Worker(do), pytest.raises(LaneError, match=message):
         computed(str(root), "pool", 0.1)
     assert tries == {0: 6, 1: 6, 2: 6}
@@ -485,9 +487,7 @@ def test_waiting_for_nobody_is_said(
 
     def late(run: FlowRun) -> None:
         wait_until(
-            lambda: (
-                "no worker is online in the work pool virnuc-cpu: start `virnuc server worker`" in caplog.text
-            )
+            lambda: "no worker is online in work pool virnuc-cpu: start `virnuc server worker`" in caplog.text
         )
         pretend(run)
 
@@ -498,16 +498,16 @@ def test_waiting_for_nobody_is_said(
 
 def test_what_the_pool_needs_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
     where = LaneSettings(mode="pool")
-    with pytest.raises(UsageError, match=r"--devices 0,1 cannot be chosen in mode pool"):
+    with pytest.raises(UsageError, match=r"--devices 0,1 cannot be used in mode pool"):
         choose_lanes(where, ("0", "1"))
     monkeypatch.setitem(pool.WORK_POOLS, "cpu", "virnuc-absent")
     with pytest.raises(
-        UsageError, match=r"lacks work pools or deployments of virnuc: run `virnuc server deploy`"
+        UsageError, match=r"has no work pools or deployments of virnuc: run `virnuc server deploy`"
     ):
         choose_lanes(where, ("cpu",))
     with (
         temporary_settings(restore_defaults={PREFECT_API_URL}),
-        pytest.raises(UsageError, match="no Prefect server is named: set PREFECT_API_URL"),
+        pytest.raises(UsageError, match="no Prefect server is set: set PREFECT_API_URL"),
     ):
         choose_lanes(where, ("cpu",))
 

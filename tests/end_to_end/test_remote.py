@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.outputs import require_places
+from flows.recording import require_places
 from tests.end_to_end.conftest import CommandLine, write_class
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web
@@ -69,7 +69,7 @@ def test_another_runs_results_are_not_replaced(
 ) -> None:
     storage.put("run/run.json", b'{"plan_fingerprint": "other"}')
     command = ("predict", contigs, "--out", f"{storage.url}/run", *models.flags)
-    virnuc.refused(4, "holds the results of a run with other inputs", *command)
+    virnuc.refused(4, "contains results of a run with other inputs", *command)
     assert not list(output_path(f"{storage.url}/run").glob("shards/*.h5"))
     virnuc.done(*command, "--force")
 

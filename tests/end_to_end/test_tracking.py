@@ -209,8 +209,8 @@ def test_nothing_of_a_foreign_folder_is_done_or_copied_from_elsewhere(
 
     for broken in ({**document, "id": "x' or 1"}, {**document, "inputs": 7}, {"kind": "predict"}):
         (run / "run.json").write_text(json.dumps(broken))
-        virnuc.refused(4, "is no record of a finished run", "server", "track", run)
+        virnuc.refused(4, "is not the record of a finished run", "server", "track", run)
     (run / "run.json").unlink()
-    virnuc.refused(3, "holds no finished run", "server", "track", run)
+    virnuc.refused(3, "contains no finished run", "server", "track", run)
     (run / "run.json").symlink_to(secret)
-    virnuc.refused(4, "is a link", "server", "track", run)
+    virnuc.refused(4, "is a symbolic link", "server", "track", run)

@@ -90,7 +90,7 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
         "| temperature | not calibrated |",
         "Groups of validation records: 1 viral and 2 other, and at least 10 of each are needed.",
         *(f"> **Warning:** {warning}" for warning in report["notes"]),
-        "the longest stop-free stretches of chunks of 60 bp",
+        "of 60 bp chunks",
         auroc,
     ):
         assert said in card
@@ -168,19 +168,19 @@ def test_what_cannot_be_trained_or_evaluated(
     out = tmp_path / "head.safetensors"
     for files, code, message in (
         (("--viral", few, *classes[2:]), 3, "2 groups of related viral records"),
-        (("--viral", closed, "--other", closed_too), 3, "no record has a stop-free stretch of 10 codons"),
-        ((*classes, same), 3, "the same sequence is viral and is not"),
-        ((), 2, "no sequences are given"),
+        (("--viral", closed, "--other", closed_too), 3, "no record has an ORF of 10 codons"),
+        ((*classes, same), 3, "the same sequence is labelled viral and nonviral"),
+        ((), 2, "no sequences given"),
     ):
         virnuc.refused(code, message, "train", *files, "--out", out, *chosen, "--force")
         assert not out.exists()
     named = ("--out", tmp_path / "head.pth")
     virnuc.refused(2, "must end in .safetensors", "train", *classes, *named, *chosen)
     wide = ("--head", "tiny", "--out", tmp_path / "evaluated")
-    virnuc.refused(4, "vectors of 256 and 256 numbers", "evaluate", *classes, *wide, *chosen)
+    virnuc.refused(4, "embeddings of width 256 and 256", "evaluate", *classes, *wide, *chosen)
 
 
-def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
+def test_a_head_for_the_longest_orfs_scores_every_chunk_and_no_open_frames(
     virnuc: CommandLine, classes: tuple[str, ...], chosen: tuple[str, ...], tmp_path: Path
 ) -> None:
     # At this length many chunks have a stop codon in every frame.

@@ -97,7 +97,7 @@ def test_every_precision_and_backend_is_close_to_fp32(
     if backend == "flash-attn" and installed_version(FLASH_ATTN) != FLASH_ATTN_VERSION:
         pytest.skip(f"needs {FLASH_ATTN} {FLASH_ATTN_VERSION}")
     if precision == "fp8" and backend != "triton":
-        pytest.skip("computes in fp16 or bf16")
+        pytest.skip("supports fp16 and bf16")
     exact, model = load(family, "fp32"), load(family, precision)
     for repr_layer in (None, 0, 1):
         expected = embed(exact, "sdpa", LENGTHS, repr_layer)

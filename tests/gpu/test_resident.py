@@ -116,4 +116,4 @@ def test_after_a_gpu_failed_the_call_goes_on_in_a_process_and_the_next_is_refuse
     assert len(lines) == 3, (done.returncode, done.stdout, done.stderr)
     is_same, refusal, closed = lines
     assert (is_same, closed) == ("True", "closed")
-    assert "can compute on none any more" in refusal
+    assert "can no longer use any" in refusal

@@ -122,7 +122,7 @@ def test_two_nights_asked_for_at_once_over_twenty_files_three_of_them_broken(
     for number, name in enumerate(names):
         text = f"no sequence {name}\n" if number < 3 else f">{name}\n{random_dna(600, seed=number)}\n"
         (inbox / name).write_text(text)
-    disable(stack, "virnuc: a nightly run is not done in time")
+    disable(stack, "virnuc: nightly run overdue")
     nights = [begin_night(stack) for _ in range(2)]
     runs = [wait_until(lambda night=night: ended(stack, night), 1500) for night in nights]  # type: ignore[misc]
     assert {run.state_name for run in runs} == {"FilesRejected", "Completed"}, [run.state for run in runs]
@@ -171,7 +171,7 @@ def shorten(stack: Stack, name: str) -> None:
 def test_a_night_that_no_worker_takes_raises_an_alarm_soon_and_at_its_deadline(
     stack: Stack, webhook: Webhook, folders: tuple[Path, Path]
 ) -> None:
-    shorten(stack, "virnuc: a nightly run does not begin")
+    shorten(stack, "virnuc: nightly run not started")
     queue = stack.client.read_deployment_by_name(NIGHTLY).work_queue_name
     assert queue is not None
     nights = stack.client.read_work_queue_by_name(queue, work_pool_name="virnuc-runs")

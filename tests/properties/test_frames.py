@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.slow_frames import slow_chunks, slow_frames, slow_stretches
+from tests.slow_frames import slow_chunks, slow_frames, slow_orfs
 from virnuc_core.columns import ByteColumn
-from virnuc_core.sequences.frames import FRAME_NAMES, FrameTable, chunk_table, longest_stretches, open_frames
+from virnuc_core.sequences.frames import FRAME_NAMES, FrameTable, chunk_table, longest_orfs, open_frames
 from virnuc_core.specs import CHUNKS_BY_RECORD
 
 CHUNK_LENGTHS = st.sampled_from([300, 500]) | st.integers(1, 60)
@@ -79,5 +79,5 @@ def test_frames_follow_the_rule(strings: list[str], k: int) -> None:
 @given(st.lists(CLEAN | ODD | GENES, min_size=1, max_size=6), CHUNK_LENGTHS)
 @example(["GCC" * 10 + "TAA" + "GCC" * 10, "GCC" * 9 + "GC", "GCC" * 10 + "N" * 500 + "GCA" * 12], 500)
 @example([("GCC" * codons + "TAG" + "CTAG" * 12)[:100] for codons in (17, 18, 19)], 500)
-def test_longest_stretches_follow_the_rule(strings: list[str], k: int) -> None:
-    require_rows(strings, k, longest_stretches, slow_stretches)
+def test_longest_orfs_follow_the_rule(strings: list[str], k: int) -> None:
+    require_rows(strings, k, longest_orfs, slow_orfs)

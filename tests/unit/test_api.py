@@ -54,7 +54,7 @@ def test_vectors_come_in_the_order_of_the_sequences(made_models: MadeModels) -> 
         (["MKV", ">x\nMKV"], "esm2:tiny", {}, InputError, "sequence 1 cannot be embedded: not a protein"),
         (["MKV"], "esm2:tiny", {"precision": "fp17"}, UsageError, r"precision: .*'fp17'"),
         (["MKV"], "esm2:tiny", {"speed": "high"}, UsageError, "speed: Extra inputs"),
-        (["MKV"], "esm2:none", {}, CheckpointError, "no model"),
+        (["MKV"], "esm2:none", {}, CheckpointError, "unknown model"),
     ],
 )
 def test_what_cannot_be_embedded(
@@ -69,9 +69,9 @@ def test_what_cannot_be_embedded(
     [
         ([("a b", "ACGT")], {}, "the id of sequence 0"),
         ([("a", "ACGT"), ("b\n>c", "ACGT")], {}, "the id of sequence 1"),
-        ([("a", ">b\nACGT")], {}, "sequence 0 holds what is no letter"),
+        ([("a", ">b\nACGT")], {}, "sequence 0 contains non-letters"),
         ([("a", "ACGT"), "b.fa"], {}, "not both"),
-        ("x.fa", {"esm_model": "650M", "head": None}, "no head is bundled"),
+        ("x.fa", {"esm_model": "650M", "head": None}, "no classifier head is bundled"),
     ],
 )
 def test_what_cannot_be_predicted(

@@ -26,7 +26,7 @@ def test_the_cpu_computes_rightly() -> None:
 @pytest.mark.parametrize(
     ("built_for", "driver", "visible", "advice"),
     [
-        (None, "580.65.06", None, "this torch is for the CPU alone"),
+        (None, "580.65.06", None, "this torch is CPU-only"),
         ("13.0", "570.10", None, "CUDA 13.0 needs driver 580 or later"),
         ("13.0", "580.65.06", "7", "CUDA_VISIBLE_DEVICES is '7'"),
         ("12.8", "570.10", None, "torch cannot use the GPUs"),
@@ -57,13 +57,13 @@ def test_a_device_that_computes_wrongly_is_a_problem(change: float, score_change
     reference = RunOutput((VECTORS, VECTORS), SCORES)
     found = compare_outputs("cuda:0", RunOutput((VECTORS, vectors), SCORES + score_change), reference)
     assert (found.state, found.is_device) == (state, True)
-    assert ("computes wrongly" in found.advice) == (state == "problem")
+    assert ("wrong results" in found.advice) == (state == "problem")
 
 
 def test_preflight_names_what_makes_this_host_unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert preflight.host_fault() is None
     monkeypatch.setattr(preflight, "_LEAST_DISK_GB", 1e9)
-    assert "make room" in (preflight.host_fault() or "")
+    assert "free up space" in (preflight.host_fault() or "")
     assert preflight.version_fault(None) is None
     assert preflight.version_fault(f"{series(__version__)}.99") is None
     assert "0.0.1" in (preflight.version_fault("0.0.1") or "")

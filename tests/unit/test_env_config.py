@@ -110,7 +110,7 @@ def test_nothing_is_read_at_import() -> None:
     ("name", "advice"),
     [
         ("VIRNUCPRO_DISABLE_PACKING", "set VIRNUC_DISABLE_PACKING instead"),
-        ("VIRNUCPRO_VIRAL_CHECKPOINT_MODE", "from-virnucpro.md says what to use instead"),
+        ("VIRNUCPRO_VIRAL_CHECKPOINT_MODE", "use the flags of virnuc predict --help-all instead"),
     ],
 )
 def test_variables_of_the_predecessor_are_named(

@@ -149,7 +149,7 @@ def test_a_dataclass_is_made() -> None:
         ({"parts": [{}]}, r"parts\.0\.name: .* required"),
         ({"parts": [{"name": "x", "share": float("nan")}]}, "share: .* finite"),
         ({"first": [1]}, "first: .* object"),
-        ({"other": 1}, "other: it is not known"),
+        ({"other": 1}, "other: it is an unknown field"),
     ],
 )
 def test_another_form_is_named(change: dict[str, Any], message: str) -> None:

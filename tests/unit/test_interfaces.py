@@ -68,7 +68,7 @@ def test_the_command_line_is_frozen() -> None:
 
 def test_the_flags_of_predict_that_help_shows_are_a_dozen() -> None:
     shown = [param for param in cli.commands["predict"].params if type(param) is click.Option]
-    dozen = "out preset chunk_length fdr threshold esm_model dnabert_model head devices threads force quiet"
+    dozen = "out preset chunk_length fdr relaxed threshold esm_model dnabert_model head devices threads force"
     assert [param.name for param in shown] == [*dozen.split(), "help_all"]
 
 

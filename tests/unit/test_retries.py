@@ -36,7 +36,7 @@ def test_storage_is_waited_for_for_ten_minutes_and_other_errors_three_times(
     lost = StorageLostError("shard_00042.h5 cannot be read or written: Stale file handle.")
     assert [is_repeated("embed", lost, tries) for tries in (4, most, most + 1)] == [True, True, False]
     assert sum(retries.DELAYS_SECONDS) >= 600
-    assert "embed is tried again in 60 s: shard_00042.h5 cannot be read" in caplog.text
+    assert "retrying embed in 60 s: shard_00042.h5 cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_call_that_succeeds_at_last_gives_its_result(
     monkeypatch.setattr(retries, "DELAYS_SECONDS", (0.0, 0.0))
     call, _ = failing(stale(), stale())
     assert retrying("read", call) == "done"
-    assert caplog.text.count("read is tried again in 0 s: shards cannot be read") == 2
+    assert caplog.text.count("retrying read in 0 s: shards cannot be read") == 2
 
 
 @pytest.mark.parametrize("is_set_before", [True, False])

@@ -93,8 +93,8 @@ def warn_if_inefficient(model_name: str, efficiency: float, num_batches: int) ->
     """Warns of low packing efficiency, unless there are only a few batches, of which the last one is partly filled."""
     if num_batches >= 10 and efficiency < 0.85:
         _log.warning(
-            "%s: packing efficiency is %.0f %% over %d batches, below 85 %%. Raise the token budget when "
-            "sequences are nearly as long as it, lower it when the sequences of a shard fill few batches.",
+            "%s: packing efficiency is %.0f%% over %d batches, below 85%%. Raise the token budget if sequences are almost as "
+            "long; lower it if a shard fills few batches.",
             model_name,
             100 * efficiency,
             num_batches,

@@ -126,14 +126,14 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
         tokenizer.model._resize_cache(0)
         special_tokens = [tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")]
         if tokenizer.encode("").ids != special_tokens:
-            raise ValueError("it does not put [CLS] before and [SEP] after a sequence")
+            raise ValueError("it does not add [CLS] and [SEP] to a sequence")
     except BaseException as error:
         # The library's PanicException is a BaseException and cannot be imported.
         is_panic = type(error).__name__ == "PanicException"
         if is_panic or isinstance(error, OSError | ValueError | LookupError | TypeError | AttributeError):
             problem = "is damaged" if is_panic else "cannot be read"
             raise CheckpointError(
-                f"tokenizer {path} {problem} ({error}). Put the model's own tokenizer.json there."
+                f"tokenizer {path} {problem} ({error}). Put the model's tokenizer.json there."
             ) from error
         raise
     return tokenizer
@@ -145,9 +145,9 @@ def _require_plain_bpe(document: Mapping[str, Any]) -> None:
     pre_tokenizer = document.get("pre_tokenizer")
     ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
     if model.get("type", "BPE") != "BPE" or model.get("dropout") or model["unk_token"] not in model["vocab"]:
-        raise ValueError("its model is not a deterministic byte-pair encoding with an unknown token")
+        raise ValueError("it is not a deterministic byte-pair encoding with an unknown token")
     plain = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
     if document.get("normalizer") or (pre_tokenizer and pre_tokenizer["type"] not in plain):
-        raise ValueError("it changes letters, or splits them by patterns")
+        raise ValueError("it normalizes or pre-splits sequences")
     if "" in ids or not all(type(number) is int and 0 <= number < _MAX_VOCAB_SIZE for number in ids.values()):
-        raise ValueError(f"its ids are not integers from 0 to {_MAX_VOCAB_SIZE - 1}, each of a token")
+        raise ValueError(f"its token ids are not 0 to {_MAX_VOCAB_SIZE - 1}")

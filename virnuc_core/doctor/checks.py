@@ -108,17 +108,13 @@ def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
     if num_gpus and not seen and visible_gpus != ():
         oldest = OLDEST_DRIVER.get(int(built_for.split(".")[0])) if built_for else None
         if not built_for:
-            advice = (
-                "this torch is for the CPU alone: install the CUDA build, as PyTorch's installation page says"
-            )
+            advice = "this torch is CPU-only: install the CUDA build (see pytorch.org)"
         elif oldest and is_older(driver, str(oldest)):
-            advice = (
-                f"CUDA {built_for} needs driver {oldest} or later: update the driver, or take an older torch"
-            )
+            advice = f"CUDA {built_for} needs driver {oldest} or later: update the driver, or install an older torch"
         elif visible_gpus is not None:
             advice = f"CUDA_VISIBLE_DEVICES is {','.join(visible_gpus)!r}: unset it to use the GPUs"
         else:
-            advice = "torch cannot use the GPUs: see whether nvidia-smi and a restart of the driver help"
+            advice = "torch cannot use the GPUs: check nvidia-smi, or restart the driver"
     return _device_finding("cuda", "problem", found, advice)
 
 
@@ -139,9 +135,9 @@ def _gpu(device: str) -> Finding:
     )
     advice = ""
     if (properties.major, properties.minor) < MIN_CAPABILITY:
-        advice = "nobody has tried GPUs older than compute capability 8.0: compare with --devices cpu first"
+        advice = "untested below compute capability 8.0: compare with --devices cpu first"
     elif free / 1e9 < 4.0:
-        advice = "other programs use its memory: see nvidia-smi, or choose others with --devices"
+        advice = "other programs use its memory: check nvidia-smi, or choose other GPUs with --devices"
     return _device_finding(device, "warning", found, advice)
 
 
@@ -178,7 +174,7 @@ def self_test_findings() -> Iterator[Finding]:
             for device in dict.fromkeys((*resolve_devices(("auto",)), "cpu")):
                 yield compare_outputs(device, _small_run(Path(scratch), device, "packed"), reference)
         except (VirnucError, OSError) as error:
-            advice = "otherwise report what virnuc doctor says"
+            advice = "otherwise report this output"
             yield Finding(
                 "self test", device, "problem", f"it failed: {error}", advice, device != "reference"
             )
@@ -190,8 +186,8 @@ def compare_outputs(device: str, found: RunOutput, reference: RunOutput) -> Find
     difference = float(np.abs(found.scores - reference.scores).max())
     # Vectors in 16 bits stay above 0.99995 (docs/performance.md); a faulty device is far off. NaN compares as false.
     is_good = all(cosine >= 0.9999 for cosine in worst) and difference <= 0.05
-    figures = f"{len(found.scores)} frames, least cosine {min(worst):.7f}, largest difference of scores {difference:.5f}"
-    advice = "this device computes wrongly: do not use it; try --attention sdpa, --precision fp32 and another torch"
+    figures = f"{len(found.scores)} frames, lowest cosine {min(worst):.7f}, largest score difference {difference:.5f}"
+    advice = "wrong results: do not use this device; try --attention sdpa, --precision fp32 or another torch version"
     return _device_finding(device, "problem", figures, "" if is_good else advice, "self test")
 
 

@@ -91,7 +91,7 @@ def compare_model(model: str) -> ModelComparison:
     """
     family, name = family_of(model)
     checkpoint = open_checkpoint(name, family)
-    # Pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest stop-free stretch of each.
+    # Pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest ORF of each.
     fasta = Path(__file__).with_name(f"{family}.fa")
     records = iter_records([fasta], "protein" if family == "esm2" else "dna")
     sequences = [record.sequence.decode() for record in records]
@@ -143,7 +143,7 @@ def _embed_with_original(checkpoint: Checkpoint, sequences: list[str], device: s
     """Name and version of the program that the checkpoint is published for, and its mean vectors, fp32 (N, D)."""
     name = checkpoint.name
     if not checkpoint.files:
-        raise UsageError(f"{name} has no files that another program could load: give a checkpoint.")
+        raise UsageError(f"{name} has no files that another program can load: give a checkpoint.")
     package, load = "transformers", _bert_with_alibi if checkpoint.family == "dnabert_s" else _esm_model
     if checkpoint.layout is FAIR_ESM:
         package, load = "fair-esm", _fair_esm

@@ -28,7 +28,7 @@ def host_fault() -> str | None:
     except OSError as error:
         return f"{home} cannot be written ({error.strerror}): set VIRNUC_HOME to one that can"
     if free < _LEAST_DISK_GB:
-        return f"{free:.1f} GB free in {home}: make room, or set VIRNUC_HOME to a folder on another disk"
+        return f"only {free:.1f} GB free in {home}: free up space, or set VIRNUC_HOME to a folder on another disk"
     return None
 
 
@@ -36,7 +36,10 @@ def version_fault(deployed: str | None) -> str | None:
     """Why this virnuc cannot do jobs of a deployment of another release; None when it can, or that is of no release."""
     if not re.match(r"\d+\.\d", deployed or "") or series(deployed or "") == series(__version__):
         return None
-    return f"virnuc {__version__} is installed here and the deployment is of {deployed}: install that, or run `virnuc server deploy`"
+    return (
+        f"virnuc {__version__} is installed, but the deployment is of {deployed}: install that version, or run "
+        "`virnuc server deploy`"
+    )
 
 
 def gpu_fault() -> str | None:
@@ -44,7 +47,7 @@ def gpu_fault() -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        return "torch sees no GPU: see nvidia-smi and the driver"
+        return "torch sees no GPU: check nvidia-smi and the driver"
     generator = torch.Generator().manual_seed(0)
     # Sums of 128 products of numbers up to 3 are exact in fp16.
     left, right = (
@@ -54,7 +57,7 @@ def gpu_fault() -> str | None:
     for dtype in (torch.float32, torch.float16):
         found = left.to("cuda", dtype) @ right.to("cuda", dtype)
         if not torch.equal(found.float().cpu(), expected):
-            return f"a product of matrices in {dtype} is wrong: do not use this GPU"
+            return f"a {dtype} matrix product is wrong: do not use this GPU"
     return None
 
 

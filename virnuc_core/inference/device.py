@@ -35,7 +35,7 @@ def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
     available = torch.cuda.device_count()
     if choice == ("auto",):
         devices = tuple(f"cuda:{i}" for i in range(available)) or ("cpu",)
-        _log.info("devices: %s (found automatically)", ", ".join(devices))
+        _log.info("devices: %s (auto)", ", ".join(devices))
         return devices
     if choice == ("cpu",):
         return choice
@@ -59,7 +59,7 @@ def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
 def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open") -> ResolvedPrecision:
     """Precision of the forward pass on one device; "auto" is fp16 on a GPU.
 
-    On the CPU "auto" is bf16 for the longest stretches where `cpu_has_fast_bf16`, and else fp32: VirNucPro's frames are scored
+    On the CPU "auto" is bf16 for the longest ORFs where `cpu_has_fast_bf16`, and else fp32: VirNucPro's frames are scored
     as VirNucPro does. The CPU has neither fp16 nor fp8. On a GPU, bf16 needs Ampere or newer, and fp8 Ada, Hopper or newer.
 
     Raises:
@@ -70,12 +70,10 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
             return "fp16"
         return "bf16" if FRAME_KINDS[frames].takes_bf16 and cpu_has_fast_bf16() else "fp32"
     if device == "cpu" and choice in ("fp16", "fp8"):
-        raise DeviceError(
-            f"the CPU does not compute in {choice}: use --precision fp32, or bf16 where it has it"
-        )
+        raise DeviceError(f"the CPU does not support {choice}: use --precision fp32, or bf16 where available")
     if device == "cpu" and choice == "bf16" and not cpu_has_bf16():
         raise DeviceError(
-            "this CPU has no bf16 instructions (AVX512_BF16, AMX, or those of Armv8.6), so bf16 would be slower than fp32: "
+            "this CPU has no bf16 instructions (AVX512_BF16, AMX or Armv8.6), so bf16 would be slower than fp32: "
             "use --precision fp32"
         )
     # torch's fp8 product with scales by row is built for Ada and all later ones.
@@ -86,12 +84,11 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
         if capability < least:
             raise DeviceError(
                 f"the GPU {device} ({torch.cuda.get_device_name(device)}, compute capability {capability[0]}.{capability[1]}) "
-                f"has no {choice} instructions, which come with {generation}: use --precision fp16"
+                f"has no {choice} instructions, which need {generation}: use --precision fp16"
             )
     if choice == "fp8" and not has_kernels(torch.device(device)):
         raise DeviceError(
-            "fp8 needs virnuc's kernels, and with them the Triton that comes with torch: install it, or use "
-            "--precision fp16 or bf16"
+            "fp8 needs the Triton version that comes with torch: install it, or use --precision fp16 or bf16"
         )
     return choice
 

@@ -68,6 +68,13 @@ class ModelsLoaded(LaneEvent):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowsComputed(LaneEvent):
+    """About `rows` rows are computed since the lane started, in shards that are committed or under way."""
+
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardDone(LaneEvent):
     """A shard of `rows` rows is committed to disk."""
 

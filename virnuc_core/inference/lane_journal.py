@@ -110,5 +110,5 @@ def _event_from_line(line: bytes) -> LaneEvent | None:
         values = parse_object(line)
         return from_json(_EVENTS[values.pop("event")], values)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        _log.debug("passing over a line of a journal (%r): %r", error, line[:200])
+        _log.debug("skipping a line of a journal (%r): %r", error, line[:200])
         return None

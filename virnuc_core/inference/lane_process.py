@@ -98,9 +98,7 @@ class LaneProcess:
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:  # in a call of the kernel that cannot be interrupted
-            _log.error(
-                "process %s cannot be ended: the system's log may say what it waits for", self._process.pid
-            )
+            _log.error("process %s cannot be killed: check the system log", self._process.pid)
         self._connection.close()
         self._starter.shutdown()
 
@@ -117,9 +115,9 @@ class LaneProcess:
             try:
                 if not self._connection.poll(max(0.0, deadline - time.monotonic())):
                     raise DeviceLostError(
-                        f"{name} hangs: no shard was finished for {timeout:.0f} s (VIRNUC_LANE_TIMEOUT), with {left} of "
-                        f"{len(shards)} to do, and its process is ended. See the kernel's log, and the storage of the run. "
-                        "Finished shards are kept: run the same command again to go on."
+                        f"{name} hung: no shard finished in {timeout:.0f} s (VIRNUC_LANE_TIMEOUT), {left} of {len(shards)} "
+                        "left; its process was killed. Check the kernel log and the run's storage. "
+                        "Finished shards are kept: run the same command again to resume."
                     )
                 message = self._connection.recv()
             except (EOFError, OSError):  # OSError if it died mid-message
@@ -127,7 +125,7 @@ class LaneProcess:
                     self._process.wait(5.0)
                 raise LaneError(
                     f"the process of {name} {_how_it_ended(self._process.returncode)} with {left} of {len(shards)} shards "
-                    "to do. Finished shards are kept: run the same command again to go on."
+                    "left. Finished shards are kept: run the same command again to resume."
                 ) from None
             if isinstance(message, logging.LogRecord):
                 logger = logging.getLogger(message.name)
@@ -162,8 +160,8 @@ def _variables(device: str, num_lanes: int) -> dict[str, str]:
 def _how_it_ended(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         hints = {
-            signal.SIGKILL: " (often: the machine ran out of memory)",
-            signal.SIGBUS: " (often: a file of the run was cut short, or its disk failed, while it was read)",
+            signal.SIGKILL: " (likely out of memory)",
+            signal.SIGBUS: " (likely a truncated file of the run, or a failing disk)",
         }
         ended_by = signal.Signals(-exitcode)
         return f"was ended by {ended_by.name}{hints.get(ended_by, '')}"
@@ -192,12 +190,12 @@ def lane_error(error: Exception, lane: int) -> VirnucError:
     signs = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "CUDNN_STATUS", "CUBLAS_STATUS")
     if any(sign in text for sign in signs):
         return DeviceLostError(
-            f"the GPU of lane {lane} failed ({text}): see the kernel's log for Xid errors. Finished shards are kept: run "
-            "the same command again to go on."
+            f"the GPU of lane {lane} failed ({text}): check the kernel log for Xid errors. Finished shards are kept: run the "
+            "same command again to resume."
         )
     return VirnucError(
-        f"lane {lane} failed unexpectedly: {text}. This is a fault of virnuc or of this installation: run again with "
-        "--debug to see where, and report it. Finished shards are kept."
+        f"lane {lane} failed unexpectedly: {text}. This is a bug in virnuc or its installation: run again with --debug and "
+        "report the traceback. Finished shards are kept."
     )
 
 

@@ -128,7 +128,7 @@ class LocalLanes:
         self._require_usable()
         if self.devices[0].startswith("cuda") and _lost_device.is_set():
             raise DeviceLostError(
-                "a GPU failed in this process, which can compute on none any more: start it (in a notebook, the kernel) again."
+                "a GPU failed, and this process can no longer use any: restart it (in a notebook, the kernel)."
             )
         store, is_new = FrameStore.open(folder.frames), not folder.plan.exists()
         with self._planning:
@@ -291,11 +291,11 @@ class LocalLanes:
     def _require_usable(self) -> None:
         if self._process != os.getpid():
             raise UsageError(
-                f"these models were loaded by process {self._process}, and this is its child {os.getpid()}: make them where "
-                "they are used."
+                f"these models were loaded in process {self._process}, not in its child {os.getpid()}: load them where they "
+                "are used."
             )
         if self._is_closed:
-            raise UsageError("these models are closed: make new ones, or close them later.")
+            raise UsageError("these models are closed: load them again.")
 
 
 def _log_failures(
@@ -304,8 +304,8 @@ def _log_failures(
     num_failed = sum(lane.exception() is not None for lane in lanes)
     if num_failed and len(lanes) > 1:
         _log.error(
-            "%d of %d lanes failed, and %d of %d shards are missing; those that are finished are kept: "
-            "run the same command again to go on",
+            "%d of %d lanes failed, and %d of %d shards are missing; finished shards are kept: "
+            "run the same command again to resume",
             num_failed,
             len(lanes),
             len(missing_shards(folder, shards)),
@@ -318,8 +318,8 @@ def warn_of_mixed_hardware(reports: Iterable[LaneReport]) -> None:
     hardware = sorted({report.device_name for report in reports if report.device_name})
     if len(hardware) > 1:
         _log.warning(
-            "lanes ran on different hardware (%s): the last digits of scores and vectors may differ from those "
-            "of a run on one kind",
+            "lanes ran on different hardware (%s): the last digits of scores and embeddings may differ from those of a run on "
+            "one type",
             ", ".join(hardware),
         )
 

@@ -18,7 +18,7 @@ def query_gpus(fields: Sequence[str]) -> list[tuple[str, ...]]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20.0)
     except (OSError, subprocess.SubprocessError) as error:
-        _log.debug("nvidia-smi does not tell: %s", error)
+        _log.debug("nvidia-smi failed: %s", error)
         return []
     return [tuple(value.strip() for value in line.split(",")) for line in done.stdout.splitlines()]
 
@@ -38,7 +38,7 @@ def sampling_gpu(
         while not done.wait(every):
             found = _sample(gpu, lane)
             if found is None:
-                _log.info("nvidia-smi does not tell what GPU %s does: it is not recorded", gpu)
+                _log.info("nvidia-smi does not report on GPU %s: its use is not recorded", gpu)
                 return
             emit(found)
 

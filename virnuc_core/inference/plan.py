@@ -134,8 +134,8 @@ class RunPlan:
         """Raises HostError if this installation is of another release series, whose results may differ."""
         if series(self.virnuc_version) != series(__version__):
             raise HostError(
-                f"this run was planned by virnuc {self.virnuc_version}, and {socket.gethostname()} has {__version__}, "
-                "whose results may differ: install the same version on every host."
+                f"this run was planned by virnuc {self.virnuc_version}, but {socket.gethostname()} has {__version__}, whose "
+                "results may differ: install the same version on all hosts."
             )
 
     @cached_property
@@ -183,7 +183,7 @@ def read_plan(path: Path) -> RunPlan:
         version = document["schema_version"]
         if version != SCHEMA_VERSION:
             raise DamagedFileError(
-                f"plan {path} has schema version {version!r}, this virnuc reads {SCHEMA_VERSION}: use the "
+                f"plan {path} has schema version {version!r}; this virnuc reads {SCHEMA_VERSION}: use the "
                 "version that made it, or start over with --force."
             )
         fingerprint = document.pop("fingerprint")
@@ -191,9 +191,9 @@ def read_plan(path: Path) -> RunPlan:
         rows = [0, *(shard.end for shard in plan.shards)]
         begins = [(shard.index, shard.begin) for shard in plan.shards]
         if begins != list(enumerate(rows[:-1])) or rows != sorted(rows):
-            raise ValueError("its shards do not follow one another")
+            raise ValueError("its shards are not consecutive")
         if fingerprint != plan.fingerprint:
-            raise DamagedFileError(f"plan {path} was altered since it was written: start over with --force.")
+            raise DamagedFileError(f"plan {path} was modified after it was written: start over with --force.")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError) as error:
         raise DamagedFileError(
             f"plan {path} cannot be read ({error!r}): choose another --out, or delete the folder if it holds a run."
@@ -221,8 +221,8 @@ def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> 
         if key.partition(".")[0] not in other_models or key.endswith(".weights_fingerprint")
     ]
     raise MismatchError(
-        "\n".join([f"{folder.root} holds a run made with something else:", *lines])
-        + f"\nGive the old settings again ({folder.plan} has them), choose another --out, or start over with --force."
+        "\n".join([f"{folder.root} contains a run with different settings:", *lines])
+        + f"\nUse the old settings (see {folder.plan}), choose another --out, or start over with --force."
     )
 
 

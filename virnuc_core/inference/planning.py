@@ -103,14 +103,14 @@ def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[objec
     try:
         meta = FrameStore.open(path).meta
     except DamagedFileError as error:
-        _log.warning("%s It is made again.", error)
+        _log.warning("%s Rebuilding it.", error)
         return False
     if [file.sha256 for file in meta.inputs] != [file.sha256 for file in files]:
         return False
     if (meta.chunk_length, meta.alphabet, meta.frames, meta.min_length) != settings:
         return False
     if content_digest(path) != meta.content_sha256:
-        _log.warning("frame store %s is not as it was written: it is made again", path)
+        _log.warning("frame store %s was modified: rebuilding it", path)
         return False
     return True
 
@@ -206,13 +206,11 @@ def plan_models(
         raise UsageError("no model is given: name an ESM-2 or a DNABERT-S model.")
     engines = {_engine_of(config, family) for family in asked}
     if config.attention not in ("auto", "reference") and engines == {"reference"}:
-        raise UsageError(
-            f"--engine reference has its own attention: leave out --attention {config.attention}."
-        )
+        raise UsageError(f"--engine reference uses its own attention: omit --attention {config.attention}.")
     if config.compile and engines == {"reference"}:
-        raise UsageError("--engine reference computes without torch.compile: leave out --compile.")
+        raise UsageError("--engine reference does not use torch.compile: omit --compile.")
     for switch in switches_of(config):
-        _log.warning("%s is set: it wins over what is asked for", switch)
+        _log.warning("%s is set and overrides the settings", switch)
     return tuple(
         _plan_model(config, family, name, devices, existing.model(family) if existing else None, frames)
         for family, name in asked.items()
@@ -251,7 +249,7 @@ def _plan_model(
     repr_layer, last = config.repr_layer if is_for_this_model else None, spec.num_layers
     if repr_layer is not None and not 0 <= repr_layer <= last:
         raise UsageError(
-            f"representation layer {repr_layer} does not exist: this {family} model has {last} layers, so choose 0 "
+            f"layer {repr_layer} does not exist: this {family} model has {last} layers; choose 0 "
             f"(embeddings) to {last} (last layer)"
         )
     planned = PlannedModel(
@@ -275,7 +273,7 @@ def _plan_model(
     if before is not None and all(getattr(before, name) == getattr(planned, name) for name in same):
         return replace(planned, token_budget=before.token_budget)
     budget = default_token_budget(spec, precision, *devices)
-    _log.info("token budget of %s in %s: %d (found automatically)", name, precision, budget)
+    _log.info("token budget of %s in %s: %d (auto)", name, precision, budget)
     return replace(planned, token_budget=budget)
 
 
@@ -290,13 +288,13 @@ def _plan_precision(
     if _engine_of(config, family) == "reference":
         _log.info("engine reference for %s: one sequence at a time in fp32", asked)
         if choice not in ("auto", "fp32"):
-            raise UsageError(f"--engine reference computes in fp32 only: leave out {flag} {choice}.")
+            raise UsageError(f"--engine reference computes only in fp32: omit {flag} {choice}.")
         choice = "fp32"
     if not _IN_FP32.isdisjoint(switches_of(config)):
         choice = "fp32"
     [precision] = {resolve_precision(choice, device, frames) for device in devices}
     if choice == "auto":
-        _log.info("precision of %s: %s (found automatically)", asked, precision)
+        _log.info("precision of %s: %s (auto)", asked, precision)
     return precision
 
 
@@ -311,7 +309,7 @@ def plan_head(
             f"{model.name} gives {width}" for model, width in zip(models, widths, strict=True)
         )
         raise MismatchError(
-            f"head {name} takes {head.inputs_in_words}, but {given}. Give the --head that was trained with these models."
+            f"head {name} takes {head.inputs_in_words}, but {given}. Use the --head trained on these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
     return PlannedHead(
@@ -331,5 +329,5 @@ def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) 
         if (major, minor) < MIN_CAPABILITY:
             name = torch.cuda.get_device_name(device)
             reasons.append(f"{device} ({name}) has compute capability {major}.{minor}, below 8.0")
-    slow = "virnuc's kernels cannot run, and plain torch is several times slower. `virnuc doctor` says more."
+    slow = "virnuc's kernels cannot run, and plain torch is several times slower. See `virnuc doctor`."
     return tuple(f"{reason}: {slow}" for reason in reasons[:1])

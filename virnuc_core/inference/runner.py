@@ -24,7 +24,7 @@ from virnuc_core.batching.packing import warn_if_inefficient
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
 from virnuc_core.files import file_digest, make_folder
 from virnuc_core.inference.device import AsyncCopy, Streams, on_device
-from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
+from virnuc_core.inference.events import LaneEvent, ModelsLoaded, RowsComputed, ShardDone, StageSeconds
 from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard, read_plan
 from virnuc_core.inference.prefetch import Collator, HostBatch, ModelInputs, ShardInputs
 from virnuc_core.inference.shard import (
@@ -103,7 +103,7 @@ def load_planned_head(planned: PlannedHead) -> Head:
     """
     path = Path(planned.location)
     if not path.is_file():
-        raise CheckpointError(f"head {planned.name} ({path}) is not there any more: put it back.")
+        raise CheckpointError(f"head {planned.name} ({path}) no longer exists: restore it.")
     _require_unchanged(f"head {planned.name} ({path})", planned.fingerprint, file_digest(path))
     return load_head(path)
 
@@ -111,7 +111,7 @@ def load_planned_head(planned: PlannedHead) -> Head:
 def _require_unchanged(what: str, planned: str, found: str) -> None:
     if found != planned:
         raise MismatchError(
-            f"{what} has changed since the run was planned: fingerprint {planned[:12]}, now {found[:12]}. Put the old one back, "
+            f"{what} has changed since the run was planned: fingerprint {planned[:12]}, now {found[:12]}. Restore the old one, "
             "or start over with --force."
         )
 
@@ -168,7 +168,7 @@ class ModelRunner:
             except DeviceError as error:
                 raise DeviceMemoryError(
                     f"{self._streams.device} has no memory left for even a small batch of model {self.planned.name}: "
-                    "end what else uses it, choose a smaller model, or a device with more memory."
+                    "close other programs on it, or choose a smaller model or a device with more memory."
                 ) from error
             self._streams.download(vectors).wait()
 
@@ -188,13 +188,13 @@ class ModelRunner:
             self._streams.free_memory()
             if len(part) == 1:
                 raise DeviceError(
-                    f"{self._streams.device} has not enough memory for model {self.planned.name} on "
+                    f"{self._streams.device} has too little memory for model {self.planned.name} on "
                     f"{name_of(part.offset)} alone ({part.num_tokens} tokens): use a device with more "
-                    "memory, or leave this sequence out."
+                    "memory, or remove this sequence."
                 )
             self._max_tokens = part.num_tokens // 2
             _log.warning(
-                "%s ran out of memory in model %s on a batch of %d tokens: going on with at most %d at once",
+                "%s ran out of memory in model %s on a batch of %d tokens: continuing with at most %d at once",
                 self._streams.device,
                 self.planned.name,
                 part.num_tokens,
@@ -214,8 +214,7 @@ class ModelRunner:
         if self._load_fp32 is None:
             raise self._broken(inputs, overflowed)
         _log.warning(
-            "model %s: %d of %d sequences, the first of them %s, gave numbers that are not finite in %s; they are "
-            "done again in fp32",
+            "model %s: %d of %d sequences, the first of them %s, gave non-finite values in %s; recomputing them in fp32",
             self.planned.name,
             len(overflowed),
             len(inputs.rows),
@@ -245,8 +244,8 @@ class ModelRunner:
     def _broken(self, inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> CheckpointError:
         """The error for vectors that are not finite in fp32."""
         return CheckpointError(
-            f"model {self.planned.name} gives vectors that are not finite in fp32, the first for "
-            f"{inputs.frame_id(_first_in_row_order(inputs, indices))}: its weights are broken, fetch them again."
+            f"model {self.planned.name} produces non-finite embeddings in fp32, first for "
+            f"{inputs.frame_id(_first_in_row_order(inputs, indices))}: its weights are corrupt; download them again."
         )
 
     @torch.inference_mode()
@@ -336,11 +335,11 @@ class ComputedShard:
                 rows = f"rows {self.shard.begin} to {self.shard.end}"
                 if name in ("scores", "codes"):
                     raise CheckpointError(
-                        f"the head gives scores that are not finite for {rows}: its weights are broken, fetch it again."
+                        f"the head produces non-finite scores for {rows}: its weights are corrupt; download it again."
                     )
                 kind = "DNA" if name == "dna" else "protein"
                 raise CheckpointError(
-                    f"the {kind} vectors of {rows} are too large for float16: use --embeddings float32."
+                    f"the {kind} embeddings of {rows} are too large for float16: use --embeddings float32."
                 )
             arrays[name] = tensor.numpy()
         return ShardResult(**arrays, counters=self.counters)
@@ -410,15 +409,19 @@ class LoadedModels:
 
 
 class InferenceRunner:
-    """Runs one plan on models that are loaded."""
+    """Runs one plan on models that are loaded; `on_rows` is told after each batch how many rows are computed, estimated."""
 
-    def __init__(self, plan: RunPlan, loaded: LoadedModels) -> None:
+    def __init__(
+        self, plan: RunPlan, loaded: LoadedModels, on_rows: Callable[[int], None] = lambda rows: None
+    ) -> None:
         self._plan = plan
         self._loaded = loaded
         self._streams = loaded.streams
         self._models = {planned.family: loaded.model(planned) for planned in plan.models}
         self._scorer = loaded.scorer if plan.head is not None else None
         self._last_complete = 0.0
+        self._on_rows = on_rows
+        self._complete_rows = 0
 
     def run(self, shards: Iterable[ShardInputs]) -> Generator[ComputedShard, None, None]:
         """Computes shards in order; the results of a shard depend only on the plan and its rows.
@@ -463,8 +466,11 @@ class InferenceRunner:
         [is_finite_batch] = all_finite.wait()
         shard.overflowed_batches[family] += not is_finite_batch
         shard.retired[family] += 1
+        num_rows = shard.inputs.shard.end - shard.inputs.shard.begin
+        self._on_rows(self._complete_rows + num_rows * shard.retired.total() // shard.num_batches)
         if shard.retired.total() < shard.num_batches:
             return
+        self._complete_rows += num_rows
         for model in shard.inputs.models:
             family = model.counters.family
             if shard.overflowed_batches[family]:
@@ -529,7 +535,7 @@ def run_shards(
     """Loads the models that are not loaded yet, and commits one shard after another.
 
     Two threads run alongside: one collates the next shards, also while models load; the other writes finished shards and
-    emits `ShardDone`. Both end before this returns.
+    emits `ShardDone`. Both end before this returns. `RowsComputed` is emitted every few seconds.
 
     Raises:
         MismatchError: the run was started over meanwhile.
@@ -554,6 +560,15 @@ def run_shards(
         return result.counters
 
     shards = [plan.shards[index] for index in indices]
+    total_rows = sum(shard.end - shard.begin for shard in shards)
+    next_event = time.monotonic()
+
+    def on_rows(rows: int) -> None:
+        nonlocal next_event
+        if rows < total_rows and (now := time.monotonic()) >= next_event:
+            next_event = now + 3.0
+            emit(RowsComputed(lane=lane, rows=rows))
+
     with (
         on_device(models.device),
         # Shards held on the host at once: token ids are small, vectors take up to 1 GB per shard.
@@ -564,7 +579,7 @@ def run_shards(
         hardware = f"{platform.machine()} CPU" if is_cpu else torch.cuda.get_device_name(models.device)
         emit(ModelsLoaded(lane=lane, device_name=hardware))
         with (
-            closing(InferenceRunner(plan, models).run(inputs)) as computed,
+            closing(InferenceRunner(plan, models, on_rows).run(inputs)) as computed,
             Prefetcher(commit, computed, depth=1) as committed,
         ):
             work = list(committed)

@@ -99,7 +99,7 @@ class ShardResult:
         dna: (n, D_dna), in the dtype to be stored.
         protein: (n, D_protein), in the dtype to be stored.
         scores: fp32 (n, 2), P(other) and P(virus).
-        codes: fp16 (n, CODE_WIDTH), of a head for the longest stretches.
+        codes: fp16 (n, CODE_WIDTH), of a head for the longest ORFs.
     """
 
     dna: npt.NDArray[np.floating[Any]] | None
@@ -171,8 +171,8 @@ def read_shard(path: Path, identity: dict[str, Any], *, is_verified: bool = Fals
         for name in _IDENTIFYING:
             if attributes[name] != identity[name]:
                 raise MismatchError(
-                    f"shard {path} is of another run: {name} is {attributes[name]} in the file and {identity[name]} in "
-                    "the plan. Go on with the old settings, or start over with --force."
+                    f"shard {path} belongs to another run: {name} is {attributes[name]} in the file and {identity[name]} in "
+                    "the plan. Use the old settings, or start over with --force."
                 )
         counters = from_json(ShardCounters, parse_object(attributes["counters"]))
         arrays: dict[str, npt.NDArray[Any] | None] = dict.fromkeys(_DATASETS)
@@ -182,9 +182,9 @@ def read_shard(path: Path, identity: dict[str, Any], *, is_verified: bool = Fals
                 continue
             arrays[name] = array = stored_dataset(file, name)[()]
             if len(array) != identity["end"] - identity["begin"]:
-                raise ValueError(f"{name!r} has another number of rows than the shard")
+                raise ValueError(f"{name!r} and the shard differ in their number of rows")
             if not is_verified and array_sha256(array) != checksum:
-                raise ValueError(f"the checksum of {name!r} is wrong")
+                raise ValueError(f"the checksum of {name!r} does not match")
     return ShardResult(**arrays, counters=counters)
 
 
@@ -209,7 +209,7 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, dict[str, Any]]]:
         with h5py.File(path, "r") as file:
             yield file, read_attributes(file)
     except HDF5_ERRORS as error:
-        raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
+        raise DamagedFileError(f"shard {path} is corrupt ({error}): recompute it.") from error
 
 
 def quarantine_file(path: Path) -> Path:
@@ -231,7 +231,7 @@ def pending_shards(folder: RunFolder, plan: RunPlan) -> tuple[int, ...]:
                 continue
             except (DamagedFileError, MismatchError) as error:
                 aside = quarantine_file(path)
-                _log.warning("%s Set aside as %s; it is computed again.", error, aside.name)
+                _log.warning("%s Moved to %s; recomputing it.", error, aside.name)
         pending.append(shard.index)
     return tuple(pending)
 
@@ -257,6 +257,6 @@ def require_planned(folder: RunFolder, plan: RunPlan, shard: Shard) -> None:
     """Rejects a shard of a lane whose run was started over."""
     if read_plan(folder.plan).fingerprint != plan.fingerprint:
         raise MismatchError(
-            f"{folder.root} was started over (--force) while this lane was at work for the run before it: its shard "
+            f"{folder.root} was started over (--force) while this lane worked on the previous run: its shard "
             f"{shard.index} is not written."
         )

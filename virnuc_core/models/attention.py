@@ -415,15 +415,15 @@ def resolve_attention(
     device = torch.device(device)
     on_cuda = device.type == "cuda"
     if wants_kernel and not on_cuda:
-        raise DeviceError(f"--attention {choice} needs a CUDA device: leave it out, or use sdpa.")
+        raise DeviceError(f"--attention {choice} needs a CUDA device: omit it, or use sdpa.")
     if wants_kernel and not suits:
         raise UsageError(
-            f"--attention {choice} computes in fp16 or bf16 with heads of an even width up to {_MAX_HEAD_DIM}, not "
-            f"in {precision} with heads of {head_dim}: leave it out, or use sdpa."
+            f"--attention {choice} supports fp16 and bf16 with even head widths up to {_MAX_HEAD_DIM}, not {precision} with "
+            f"head width {head_dim}: omit it, or use sdpa."
         )
     if choice == "triton" and not has_kernels(device):
         raise DeviceError(
-            "--attention triton needs Triton and a GPU of compute capability 8.0 or later: leave it out, or use sdpa."
+            "--attention triton needs Triton and a GPU of compute capability 8.0 or later: omit it, or use sdpa."
         )
     if choice == "flash-attn":
         _require_flash_attn(device, family, head_dim)
@@ -432,7 +432,7 @@ def resolve_attention(
         backend = choice
     elif suits and has_kernels(device):
         backend = "triton"
-    _log.info("attention of %s on %s: %s (asked for: %s)", family, device, backend, choice)
+    _log.info("attention of %s on %s: %s (requested: %s)", family, device, backend, choice)
     return backend
 
 
@@ -444,20 +444,19 @@ def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> 
     except (ImportError, AttributeError, OSError, RuntimeError, TypeError) as error:
         raise UsageError(
             f"--attention flash-attn needs {FLASH_ATTN} {FLASH_ATTN_VERSION} ({type(error).__name__}: {error}): "
-            'pip install --force-reinstall "virnuc[gpu]", or leave --attention out.'
+            'pip install --force-reinstall "virnuc[gpu]", or omit --attention.'
         ) from error
     if head_dim % 8:
         raise UsageError(
-            f"--attention flash-attn computes heads of a multiple of 8, not of {head_dim}: use sdpa, or leave "
-            "--attention out."
+            f"--attention flash-attn needs a head width that is a multiple of 8, not {head_dim}: use sdpa, or omit --attention."
         )
     major, minor = torch.cuda.get_device_capability(device)
     # ALiBi, which DNABERT-S needs, is in its kernels for Hopper and newer GPUs.
     if major < 8 or (major == 8 and family == "dnabert_s"):
         what, least = ("ALiBi", "9.0") if family == "dnabert_s" else ("attention", "8.0")
         raise DeviceError(
-            f"--attention flash-attn has {what} for GPUs of compute capability {least} or later, and this one has "
-            f"{major}.{minor}: use triton or sdpa, or leave --attention out."
+            f"--attention flash-attn supports {what} from compute capability {least}, and this GPU has {major}.{minor}: use "
+            "triton or sdpa, or omit --attention."
         )
 
 

@@ -25,7 +25,7 @@ from virnuc_core.specs import (
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for
-NOT_CALIBRATED: Final = "is not calibrated: its scores rank sequences, but are no probabilities"
+NOT_CALIBRATED: Final = "is not calibrated: its scores rank sequences but are not probabilities"
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 _BUNDLED: Final = Path(__file__).parent / "bundled"
 
@@ -155,7 +155,7 @@ def require_known_model(name: str, family: Family | None) -> None:
     is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII)
     if not (find_entries(name.removeprefix(RANDOM), family) or is_path or is_hub_name):
         raise CheckpointError(
-            f"there is no model {name}: it is not a file or folder, not OWNER/NAME on the model hub, "
+            f"unknown model {name}: not a file or folder, not OWNER/NAME on the model hub, "
             f"and not one of {', '.join(known_names(family))}."
         )
 
@@ -173,7 +173,7 @@ def head_of(config: RunConfig) -> str:
     esm2, dnabert = find_entries(config.esm_model, "esm2"), find_entries(config.dnabert_model, "dnabert_s")
     if any(entry.name != "tiny" for entry in (*esm2, *dnabert)) or not (esm2 and dnabert):
         names = " and ".join(Path(name).name for name in (config.dnabert_model, config.esm_model))
-        raise UsageError(f"no head is bundled for {names}: give --head, or use both tiny models.")
+        raise UsageError(f"no classifier head is bundled for {names}: give --head, or use both tiny models.")
     return "tiny"
 
 
@@ -187,9 +187,8 @@ def frames_of(config: RunConfig) -> FrameRule:
     needs_calibration = config.fdr is not None or config.prior is not None
     if needs_calibration and not (FRAME_KINDS[frames].is_calibrated and _purpose_of(config).calibrated):
         raise UsageError(
-            f"--fdr and --prior need calibrated scores of contigs, and {Path(head_of(config)).name} gives none: it is a head for the "
-            "open reading frames of chunks, or one that is not calibrated (see `virnuc inspect`). Leave them out, or use a calibrated "
-            "head of `virnuc train --frames longest`."
+            f"--fdr and --prior need a calibrated head that scores contigs, and {Path(head_of(config)).name} is not one (see "
+            "`virnuc inspect`). Omit them, or use a calibrated head of `virnuc train --frames longest`."
         )
     return frames
 
@@ -203,7 +202,7 @@ def chunk_rule_of(config: RunConfig) -> ChunkRule | None:
         return config.chunk_length
     purpose = _purpose_of(config)
     rule = purpose.chunk_length or FRAME_KINDS[config.frames or purpose.frames].chunk_rule
-    _log.info("chunk length: %s (by the head)", chunks_in_words(rule))
+    _log.info("chunk length: %s (from the head)", chunks_in_words(rule))
     return rule
 
 
@@ -233,21 +232,20 @@ def resolve_head(
     path = BUNDLED_HEADS.get(name_or_path, Path(os.path.expanduser(name_or_path))).absolute()
     if not os.path.isfile(path):
         raise CheckpointError(
-            f"there is no classifier head {name_or_path}: it is not a file, and not one of "
-            f"{', '.join(BUNDLED_HEADS)}."
+            f"unknown classifier head {name_or_path}: not a file, and not one of {', '.join(BUNDLED_HEADS)}."
         )
     purpose = read_purpose(path)
     if chunk_length is not None and purpose.chunk_length not in (None, chunk_length):
         raise MismatchError(
-            f"head {name_or_path} was trained for chunks of {purpose.chunk_length} bp, and these have "
-            f"{chunks_in_words(chunk_length)}. Use --chunk-length {purpose.chunk_length}, or a head that was trained for "
+            f"head {name_or_path} was trained on chunks of {purpose.chunk_length} bp, but these have "
+            f"{chunks_in_words(chunk_length)}. Use --chunk-length {purpose.chunk_length}, or a head trained on "
             f"{chunks_in_words(chunk_length)}."
         )
     if frames not in (None, purpose.frames):
         raise MismatchError(
-            f"head {name_or_path} was trained for the {FRAMES_IN_WORDS[purpose.frames]} of chunks, and these vectors are "
-            f"of their {FRAMES_IN_WORDS[frames]}. Use a head for those (`virnuc train --frames {frames}`), or make a new "
-            "run with this head (`virnuc predict`)."
+            f"head {name_or_path} was trained on the {FRAMES_IN_WORDS[purpose.frames]} of chunks, but these embeddings are of "
+            f"their {FRAMES_IN_WORDS[frames]}. Use a head for those (`virnuc train --frames {frames}`), or start a new run "
+            "with this head (`virnuc predict`)."
         )
     return path
 
@@ -283,5 +281,5 @@ def read_purpose(path: Path) -> HeadPurpose:
         return from_json(HeadPurpose, {name: facts[name] for name in names if name in facts})
     except ValueError as error:
         raise CheckpointError(
-            f"{path} does not say properly what it was trained for: {error}. Make it again with virnuc train."
+            f"{path} has invalid training metadata: {error}. Retrain it with virnuc train."
         ) from error

@@ -186,8 +186,8 @@ class Checkpoint:
         files = find_weight_files(path) if path.is_dir() else (path,)
         if not files:
             raise CheckpointError(
-                f"{path} holds no model.safetensors or pytorch_model.bin, whole or in shards. "
-                "Give the folder that holds the weights, or the weight file itself."
+                f"{path} contains no model.safetensors or pytorch_model.bin, complete or in shards. Give the folder with the "
+                "weights, or the weight file."
             )
         tensors: dict[str, Tensor] = {}
         for file in files:
@@ -195,13 +195,13 @@ class Checkpoint:
         layout = next((one for one in (FAIR_ESM, TRANSFORMERS_ESM, DNABERT) if one.fits(tensors)), None)
         if layout is None:
             raise CheckpointError(
-                f"{files[0]} holds neither ESM-2 nor DNABERT-S weights (first tensors: "
-                f"{', '.join(sorted(tensors)[:5]) or 'none'}). Give the checkpoint of one of them."
+                f"{files[0]} contains neither ESM-2 nor DNABERT-S weights (first tensors: "
+                f"{', '.join(sorted(tensors)[:5]) or 'none'}). Give a checkpoint of either."
             )
         if family not in (None, layout.family):
             raise CheckpointError(
-                f"{path} holds {MODEL_IN_WORDS[layout.family]} where {MODEL_IN_WORDS[family]} is needed. "
-                f"Give the checkpoint of {MODEL_IN_WORDS[family]}."
+                f"{path} contains {MODEL_IN_WORDS[layout.family]}, but {MODEL_IN_WORDS[family]} is needed. Give a checkpoint "
+                f"of {MODEL_IN_WORDS[family]}."
             )
         tokenizer = folder / "tokenizer.json"
         return cls(
@@ -224,15 +224,15 @@ class Checkpoint:
         for name, value in measured.items():
             if declared.get(name, value) != value:
                 raise CheckpointError(
-                    f"checkpoint {self.name} contradicts itself: {name} is {declared[name]} in its "
-                    f"configuration and {value} in its weights. Fetch both from the same place."
+                    f"checkpoint {self.name} is inconsistent: {name} is {declared[name]} in its configuration but {value} in "
+                    "its weights. Download both from the same source."
                 )
         try:
             spec = from_json(ModelSpec, {"family": self.family, **measured, **declared})
             self._require_possible(spec)
         except ValueError as error:
             raise CheckpointError(
-                f"checkpoint {self.name} is not {MODEL_IN_WORDS[self.family]}: {error}. Give another one, or the whole "
+                f"checkpoint {self.name} is not {MODEL_IN_WORDS[self.family]}: {error}. Give another one, or the complete "
                 "published file with its configuration."
             ) from error
         return spec
@@ -242,8 +242,8 @@ class Checkpoint:
         """The tokenizer of a DNABERT-S model."""
         if self.tokenizer_file is None:
             raise CheckpointError(
-                f"checkpoint {self.name} has no tokenizer.json beside {self.files[0]}. "
-                "Put the model's own tokenizer.json there."
+                f"checkpoint {self.name} has no tokenizer.json next to {self.files[0]}. "
+                "Put the model's tokenizer.json there."
             )
         return DnabertTokenizer(self.tokenizer_file)
 
@@ -328,14 +328,14 @@ class Checkpoint:
             config = parse_object(path.read_bytes())
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} cannot be read ({error}). Put the model's own config.json there: the number of heads is nowhere else."
+                f"{path} cannot be read ({error}). Put the model's config.json there: only it states the number of heads."
             ) from error
         declared = {ours: config.get(theirs) for ours, theirs in _CONFIG_NAMES.items()}
         if self.family == "esm2":
             if config.get("position_embedding_type") != "rotary" or config.get("emb_layer_norm_before"):
                 raise CheckpointError(
-                    f"{path} describes another model than ESM-2 (its positions are not rotary, or "
-                    "it normalises its embeddings). Give an ESM-2 checkpoint; ESM-1b and ESM-1v are not."
+                    f"{path} does not describe an ESM-2 model (positions are not rotary, or embeddings are normalized). Give "
+                    "an ESM-2 checkpoint; ESM-1b and ESM-1v are not supported."
                 )
             declared["token_dropout"] = config.get("token_dropout", False)
         return declared
@@ -357,7 +357,7 @@ class Checkpoint:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise CheckpointError(
                 f"checkpoint {self.name} {verb} tensors: {', '.join(names[:5])}{more}. "
-                f"It is not the whole of {MODEL_IN_WORDS[self.family]}: fetch it again, or give another one."
+                f"It is not a complete checkpoint of {MODEL_IN_WORDS[self.family]}: download it again, or give another one."
             )
 
 
@@ -416,7 +416,7 @@ def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torc
         # The cast may overflow where the file's values are finite.
         if not is_finite(state[name]) and not is_finite(checkpoint.assemble(name, parts)):
             raise CheckpointError(
-                f"checkpoint {checkpoint.name} is broken: {name} holds numbers that are not finite. Fetch it again."
+                f"checkpoint {checkpoint.name} is corrupt: {name} contains non-finite values. Download it again."
             )
     return state
 

@@ -1,6 +1,6 @@
 """Heads: from the vectors of rows to scores of rows, chunks and contigs.
 
-`MLPClassifier` is VirNucPro's, for the open reading frames of a chunk; `ContigHead` is for its longest stop-free stretches.
+`MLPClassifier` is VirNucPro's, for the stop-free frames of a chunk; `ContigHead` is for its longest ORFs.
 Nothing else asks which of the two a run has: it uses `Head`, and `virnuc_core.specs.FRAME_KINDS` for what follows from the frames.
 
 Shape legend: N rows, C chunks, S chunks with a row, R contigs, K classes, F features of a row, Z code width, W context width,
@@ -29,7 +29,7 @@ from virnuc_core.columns import Float64, Int64
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.files import atomic_path, from_json
 from virnuc_core.models.catalogue import HEAD_METADATA, read_facts, read_purpose
-from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule, mean_scores
+from virnuc_core.models.scores import ConfidenceRule, ContigScores, ScoredRows, mean_scores
 from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, state_dict_of
 from virnuc_core.specs import CODE_WIDTH, FrameRule, Size
 
@@ -48,11 +48,11 @@ class Head(nn.Module, ABC):
         widths: F; or, of a head that knows them apart, those of the DNA vectors and the protein vectors.
         classes: names; those of viruses come first. Empty if it tells no classes.
         facts: what its file states of it, besides how it was made.
-        tier_rules: of the calls of contigs, the most confident first; all others are unsure.
+        confidence_rules: of the calls of contigs, the most confident first; all others are unsure.
     """
 
     frames: ClassVar[FrameRule]
-    tier_rules: ClassVar[tuple[TierRule, ...]]
+    confidence_rules: ClassVar[tuple[ConfidenceRule, ...]]
     _kind: ClassVar[str]
     widths: tuple[int, ...]
     classes: tuple[str, ...]
@@ -81,7 +81,7 @@ class Head(nn.Module, ABC):
         """What it takes."""
         if len(self.widths) == 1:
             return f"{self.widths[0]} features"
-        return "DNA and protein vectors of {} and {} numbers".format(*self.widths)
+        return "DNA and protein embeddings of width {} and {}".format(*self.widths)
 
     def takes_widths(self, dna: int, protein: int) -> bool:
         """Whether it takes DNA and protein vectors of these widths."""
@@ -115,8 +115,8 @@ class Head(nn.Module, ABC):
     def _require_width(self, features: Tensor) -> None:
         if features.shape[1] != sum(self.widths):
             raise MismatchError(
-                f"the classifier head takes {sum(self.widths)} features and the models give {features.shape[1]} (DNA and "
-                "protein together). Choose the head that was trained on these models."
+                f"the classifier head takes {sum(self.widths)} features, but the models produce {features.shape[1]} (DNA and "
+                "protein together). Use the head trained on these models."
             )
 
 
@@ -128,7 +128,7 @@ class MLPClassifier(Head):
 
     frames = "open"
     _kind = "an MLPClassifier head of VirNucPro or virnuc (hidden_layer, bn1, output_layer with 2 outputs)"
-    tier_rules = (TierRule("confident", 5, 0.8, 0.8), TierRule("likely", 2, 0.65, 0.65))
+    confidence_rules = (ConfidenceRule("confident", 5, 0.8, 0.8), ConfidenceRule("likely", 2, 0.65, 0.65))
 
     def __init__(self, in_features: int, hidden_width: int = 512) -> None:
         super().__init__()
@@ -147,9 +147,9 @@ class MLPClassifier(Head):
             raise ValueError("its tensors are empty or complex")
         for name, weights in state.items():
             if not is_finite(weights):
-                raise ValueError(f"{name} holds numbers that are not finite")
+                raise ValueError(f"{name} contains non-finite values")
         if (state["bn1.running_var"] < 0).any():
-            raise ValueError("bn1.running_var holds numbers below zero")
+            raise ValueError("bn1.running_var contains negative values")
         classifier = cls(in_features, hidden_width)
         state.setdefault("bn1.num_batches_tracked", torch.tensor(0))
         classifier.load_state_dict(state)
@@ -237,10 +237,10 @@ class HeadSpec:
         if self.context_width % self.pooling_heads:
             raise ValueError(f"width {self.context_width} is not a multiple of {self.pooling_heads} heads")
         if self.code_width != CODE_WIDTH:
-            raise ValueError(f"its row codes have {self.code_width} numbers, and must have {CODE_WIDTH}")
+            raise ValueError(f"its row codes have width {self.code_width} instead of {CODE_WIDTH}")
         if self.num_virus >= len(self.classes) or len(set(self.classes)) < len(self.classes):
             raise ValueError(
-                f"{self.num_virus} of {len(self.classes)} classes are viruses, or two have one name"
+                f"{self.num_virus} of {len(self.classes)} classes are viruses, or two have the same name"
             )
 
 
@@ -263,8 +263,7 @@ class ContigHead(Head):
     """Scores rows, chunks and contigs; see the module's diagram."""
 
     frames = "longest"
-    _kind = "a head of virnuc train for the longest stop-free stretches"
-    tier_rules = (TierRule("confident", 2, 0.9), TierRule("likely", 1, 0.75))
+    confidence_rules = (ConfidenceRule("confident", 2, 0.9), ConfidenceRule("likely", 1, 0.75))
 
     def __init__(self, spec: HeadSpec, dropout: float = 0.0) -> None:
         super().__init__()
@@ -313,7 +312,7 @@ class ContigHead(Head):
         state = read_tensors(path)
         for name, tensor in state.items():
             if tensor.dtype != torch.float32 or not is_finite(tensor):
-                raise ValueError(f"{name} holds other numbers than finite ones in fp32")
+                raise ValueError(f"{name} contains values that are not finite fp32")
         # Heads may have any number of centroids, or none.
         state = {
             "centroids": torch.empty(0, spec.code_width),
@@ -328,7 +327,7 @@ class ContigHead(Head):
         if head.centroids.ndim != 2 or head.centroids.shape[1] != spec.code_width:
             raise ValueError(f"its centroids are of shape {tuple(head.centroids.shape)}")
         if min(head.chunk_temperature, head.context_temperature) <= 0:
-            raise ValueError("its temperature is not above zero")
+            raise ValueError("its temperature is not positive")
         return head
 
     def virus_margin(self, logits: Tensor) -> Tensor:
@@ -354,7 +353,7 @@ class ContigHead(Head):
         self._require_width(features)
         if sizes is None:
             raise UsageError(
-                "the head is for the longest stop-free stretches and needs their 'sizes', which these vectors lack. Give the "
+                "the head scores the longest ORFs and needs their 'sizes', which these embeddings lack. Give the "
                 "embeddings.h5 of a predict run."
             )
         dna, protein = features.tensor_split([self.spec.dna_width], dim=1)
@@ -392,7 +391,7 @@ class ContigHead(Head):
             scored = torch.from_numpy(is_scored)
             if not all(map(is_finite, (logits, context, contig_logits[scored], embedding[scored]))):
                 raise CheckpointError(
-                    "the head gives scores that are not finite: its weights are broken, fetch it again."
+                    "the head produces non-finite scores: its weights are corrupt; download it again."
                 )
             p_contig = _probabilities(self.contig_margin(contig_logits, torch.from_numpy(counts)))
             p_chunk = _probabilities(self.chunk_margin(logits))

@@ -75,7 +75,7 @@ def _entry_of(name: str, family: Family | None, asked: str) -> CatalogueEntry | 
     entries = find_entries(name, family)
     if len(entries) > 1:
         raise UsageError(
-            f"{asked} is the name of an ESM-2 and of a DNABERT-S model: give esm2:{asked} or dnabert:{asked}."
+            f"{asked} names both an ESM-2 and a DNABERT-S model: give esm2:{asked} or dnabert:{asked}."
         )
     return entries[0] if entries else None
 
@@ -114,18 +114,18 @@ def fetch(repo: str, revision: str | None) -> Path:
         weights = weights or [name for name in names if name.startswith("pytorch_model") and ".bin" in name]
         if not weights:
             raise CheckpointError(
-                f"{repo} on the model hub holds no model*.safetensors or pytorch_model*.bin. Give another one."
+                f"{repo} on the model hub has no model*.safetensors or pytorch_model*.bin. Give another one."
             )
-        logger.info("fetching %s at %s from the model hub", repo, info.sha)
+        logger.info("downloading %s at %s from the model hub", repo, info.sha)
         return Path(snapshot_download(repo, revision=revision, allow_patterns=[*_DESCRIPTIONS, *weights]))
     except failures as error:
         if revision is None and (folder := find_cached(repo, None)):
-            logger.warning("the model hub cannot be reached; %s is taken from its cache, %s", repo, folder)
+            logger.warning("cannot reach the model hub; using %s from its cache, %s", repo, folder)
             return folder
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         at = f" --revision {revision}" if revision else ""
         raise CheckpointError(
-            f"{repo} cannot be fetched from the model hub ({reason}).\nOn a machine that reaches it, run\n"
+            f"{repo} cannot be downloaded from the model hub ({reason}).\nOn a machine that can reach it, run\n"
             f"    hf download {repo}{at} --local-dir DIR\nthen give DIR as the model."
         ) from error
 
@@ -157,7 +157,7 @@ def pull(name: str, to: Path | None) -> tuple[Checkpoint, Path | None]:
     require_known_model(short, family)
     entry = _entry_of(short, family, name)
     if entry is None and os.path.exists(os.path.expanduser(short)):
-        raise UsageError(f"{name} is a path, and on this machine already: virnuc inspect reads it.")
+        raise UsageError(f"{name} is a local path, with nothing to download: check it with virnuc inspect.")
     folder, revision = _locate(short, entry)
     if revision:
         _require_undamaged(name, folder)
@@ -181,8 +181,8 @@ def _require_undamaged(name: str, folder: Path) -> None:
             found = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
         if found != blob.name:
             raise CheckpointError(
-                f"{name} is damaged: the content of {path} is not what the model hub says. "
-                f"Delete {folder.parents[1]} and run the same command again."
+                f"{name} is damaged: {path} does not match its hash on the model hub. Delete {folder.parents[1]} and run the "
+                "same command again."
             )
 
 
@@ -190,9 +190,7 @@ def _copy(checkpoint: Checkpoint, folder: Path) -> None:
     """Copies a model's files with a list of their hashes; the same model there is left alone."""
     if os.path.lexists(folder):
         if not folder.is_dir() or Checkpoint.open(folder).fingerprint != checkpoint.fingerprint:
-            raise UsageError(
-                f"{folder} is in the way and is not this model: delete it, or give another --to."
-            )
+            raise UsageError(f"{folder} exists and is not this model: delete it, or give another --to.")
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}-") as scratch:

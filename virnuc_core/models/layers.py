@@ -52,8 +52,7 @@ class Fp8Linear(nn.Module):
         super().__init__()
         if any(width % 16 for width in weight.shape):
             raise UsageError(
-                f"fp8 is for models whose widths are multiples of 16, and this one multiplies by "
-                f"{' x '.join(map(str, weight.shape))}: use --precision bf16"
+                f"fp8 needs model widths that are multiples of 16, not {' x '.join(map(str, weight.shape))}: use --precision bf16"
             )
         values, scale = quantize_rows(weight.detach().float())
         self.weight, self.scale = nn.Buffer(values), nn.Buffer(scale.t().contiguous())

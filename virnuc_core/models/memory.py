@@ -43,7 +43,7 @@ def raise_on_oom(
         elif not is_out_of_memory(error, device):
             raise
         raise DeviceMemoryError(
-            f"{device} has not enough memory for {what}: {advice}, or a device with more memory."
+            f"{device} has too little memory for {what}: {advice}, or a device with more memory."
         ) from error
 
 
@@ -60,8 +60,8 @@ def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Ten
             raise
         size = torch.Size(shape).numel() * dtype.itemsize
         raise DeviceMemoryError(
-            f"this host could not pin {size / 1e6:.0f} MB of memory for copies to the GPU: end other programs, use "
-            "smaller shards (--shard-seconds), or allow more memory (of the container or job)."
+            f"cannot pin {size / 1e6:.0f} MB of host memory for GPU transfers: close other programs, use smaller shards "
+            "(--shard-seconds), or raise the memory limit of the container or job."
         ) from error
 
 

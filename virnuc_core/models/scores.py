@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.columns import Bool, Float32, Float64, Int64
-from virnuc_core.specs import Tier
+from virnuc_core.specs import Confidence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +58,10 @@ class ContigScores:
 
 
 @dataclass(frozen=True, slots=True)
-class TierRule:
+class ConfidenceRule:
     """Minimum number of scored chunks, minimum probability of the call, and minimum share of the scored chunks with the same call."""
 
-    tier: Tier
+    confidence: Confidence
     chunks: int
     p_call: float
     share: float = 0.0

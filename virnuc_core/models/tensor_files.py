@@ -52,15 +52,14 @@ def _indexed_shards(index: Path) -> tuple[Path, ...]:
     try:
         names = sorted(set(parse_object(index.read_bytes())["weight_map"].values()))
         if not names or not all(re.fullmatch(r"[\w-][\w.-]{0,200}", name, re.ASCII) for name in names):
-            raise ValueError("it names other things than files beside it")
+            raise ValueError("it names files outside its folder")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{index} is not an index of weight shards ({error!r}). Fetch it again."
+            f"{index} is not an index of weight shards ({error!r}). Download it again."
         ) from error
     if missing := [name for name in names if not (index.parent / name).is_file()]:
         raise CheckpointError(
-            f"{index.parent} lacks the weight shards {', '.join(missing[:5])} that its index names. "
-            "Fetch them into that folder."
+            f"{index.parent} lacks the weight shards {', '.join(missing[:5])} named in its index. Download them to that folder."
         )
     return tuple(index.parent / name for name in names)
 
@@ -87,7 +86,7 @@ def read_pickle(path: Path, allowed: Sequence[tuple[type, str]] = ()) -> Any:
         reason = re.split(r"\n| was not an allowed global", reason, maxsplit=1)[0]
         raise CheckpointError(
             f"{path} cannot be read as a torch file of tensors ({type(error).__name__}: {reason:.200}). If it is truncated, "
-            "fetch it again; if it holds other objects, save the tensors alone (torch.save(model.state_dict(), ...) or "
+            "download it again; if it contains other objects, save only the tensors (torch.save(model.state_dict(), ...) or "
             "safetensors)."
         ) from error
 
@@ -98,9 +97,9 @@ def _require_plain_archive(path: Path) -> None:
         records = archive.infolist()
     unfolds = any(record.compress_type != zipfile.ZIP_STORED for record in records)
     if unfolds or sum(record.file_size for record in records) > path.stat().st_size:
-        raise ValueError("it is larger in memory than on the disk")
+        raise ValueError("it is larger in memory than on disk")
     if sum(record.filename.endswith("data.pkl") for record in records) != 1:
-        raise ValueError("it has not one pickle")
+        raise ValueError("it does not contain exactly one pickle")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -122,17 +121,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except _DAMAGE as error:
         raise CheckpointError(
-            f"{path} cannot be read as safetensors ({error}). It may be truncated: fetch it again."
+            f"{path} cannot be read as safetensors ({error}). It may be truncated: download it again."
         ) from error
 
 
 def state_dict_of(path: Path, content: Any) -> dict[str, Tensor]:
     """What a torch file holds, as tensors by name; raises CheckpointError if it is anything else."""
     if not isinstance(content, dict) or not content:
-        raise CheckpointError(f"{path} holds no state dict. Save model.state_dict() and give that file.")
+        raise CheckpointError(f"{path} contains no state dict. Save model.state_dict() and give that file.")
     if foreign := [str(key) for key, value in content.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
-            f"{path} holds more than tensors ({', '.join(foreign[:5])}). Save model.state_dict() alone."
+            f"{path} contains more than tensors ({', '.join(foreign[:5])}). Save only model.state_dict()."
         )
     require_backed(path, content.values())
     return {str(key): value for key, value in content.items()}
@@ -144,13 +143,13 @@ def require_backed(path: Path, tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
             raise CheckpointError(
-                f"{path} holds sparse, quantized or empty tensors. Save plain ones and give that file."
+                f"{path} contains sparse, quantized or empty tensors. Save dense ones and give that file."
             )
         # Tensors that share storage are counted each: published files tie at most an embedding to the output layer.
         declared += tensor.numel() * tensor.element_size()
     if declared > 2 * path.stat().st_size:
         raise CheckpointError(
-            f"{path} declares tensors of {declared:,} bytes, which is more than it holds. Fetch it again."
+            f"{path} declares tensors of {declared:,} bytes, more than it contains. Download it again."
         )
 
 

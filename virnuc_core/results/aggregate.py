@@ -46,8 +46,7 @@ def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | N
     """
     if (store.meta.content_sha256, store.num_frames) != (plan.input_digest, plan.num_rows):
         raise MismatchError(
-            f"frame store {store.folder} is not the one that the run in {folder.root} was planned for. "
-            "Start over with --force."
+            f"frame store {store.folder} does not belong to the run in {folder.root}. Start over with --force."
         )
     path = folder.embeddings if out is None else out
     columns = _columns(plan, store)

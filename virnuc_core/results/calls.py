@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.columns import Bool, Float64, Int64
-from virnuc_core.models.scores import ContigScores, ScoredRows, TierRule
+from virnuc_core.models.scores import ConfidenceRule, ContigScores, ScoredRows
 from virnuc_core.results.regions import find_regions
 from virnuc_core.results.sample import Mixture
-from virnuc_core.specs import Tier
+from virnuc_core.specs import Confidence
 
 if TYPE_CHECKING:
     from virnuc_core.models.heads import Head
@@ -190,7 +190,7 @@ def call_contigs(
     candidates: Candidates,
     threshold: float,
     mixture: Mixture | None,
-    tier_rules: Sequence[TierRule],
+    confidence_rules: Sequence[ConfidenceRule],
 ) -> ContigCalls:
     """Calls each contig from the threshold on; a contig with a provirus is no virus, whatever its own score.
 
@@ -202,8 +202,8 @@ def call_contigs(
     call = np.where(is_virus, CALLS.index(VIRUS), CALLS.index(NONVIRAL))
     call[np.isnan(contigs.score)] = CALLS.index(UNSCORED)
     call[candidates.contig[is_provirus]] = CALLS.index(PROVIRUS)
-    confidence = _confidence(contigs, is_virus, mixture, tier_rules)
-    of_proviruses = _confidence(candidates.scored, is_provirus, mixture, tier_rules)
+    confidence = _confidence(contigs, is_virus, mixture, confidence_rules)
+    of_proviruses = _confidence(candidates.scored, is_provirus, mixture, confidence_rules)
     # In ascending order of the score, so that the best region's stays.
     for number in np.argsort(candidates.scored.score, kind="stable").tolist():
         if is_provirus[number]:
@@ -214,17 +214,17 @@ def call_contigs(
 
 
 def _confidence(
-    scored: Scored, is_viral: Bool, mixture: Mixture | None, tier_rules: Sequence[TierRule]
+    scored: Scored, is_viral: Bool, mixture: Mixture | None, confidence_rules: Sequence[ConfidenceRule]
 ) -> npt.NDArray[np.object_]:
     p_virus = scored.score if mixture is None else mixture.p_virus(scored.score)
     p_right = np.where(is_viral, p_virus, 1 - p_virus)
     agreeing = np.where(is_viral, scored.viral_chunks, scored.scored_chunks - scored.viral_chunks)
-    lowest: Tier = "unsure"
+    lowest: Confidence = "unsure"
     confidence = np.full(len(scored.score), lowest, np.object_)
-    for rule in reversed(tier_rules):
+    for rule in reversed(confidence_rules):
         has_chunks = scored.scored_chunks >= rule.chunks
         fits = has_chunks & (p_right >= rule.p_call) & (agreeing >= rule.share * scored.scored_chunks)
-        confidence[fits] = rule.tier
+        confidence[fits] = rule.confidence
     confidence[scored.is_novel] = lowest
     confidence[np.isnan(scored.score)] = None
     return confidence

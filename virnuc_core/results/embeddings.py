@@ -37,7 +37,7 @@ EMBED_VECTORS: Final = "embeddings"
 FEATURES: Final = "vectors"  # both models side by side, in files of other programs
 LENGTHS: Final = "lengths"
 SCORES: Final = "scores"
-CODES: Final = "codes"  # of rows, by a head for the longest stretches
+CODES: Final = "codes"  # of rows, by a head for the longest ORFs
 STARTS: Final = "starts"
 SIZES: Final = "sizes"  # see `FrameStore.sizes`
 FRAMES: Final = "frames"  # attribute: the FrameRule of the rows
@@ -79,7 +79,7 @@ class Embeddings:
                 _require_form(name, values, self._num_rows)
         if read is not _read_own_hdf5:
             _log.warning(
-                "%s carries no checksums of virnuc: if its numbers were altered, nothing here would notice.",
+                "%s has no virnuc checksums: changed values would go unnoticed.",
                 path,
             )
         elif not own and not all(data.fletcher32 or not data.size for data in self._datasets.values()):
@@ -133,7 +133,7 @@ class Embeddings:
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64] | None:
-        """int64 (N,), first base of each stop-free stretch, from 0, on its strand of the chunk; None for other rows."""
+        """int64 (N,), first base of each ORF, from 0, on its strand of the chunk; None for other rows."""
         return self._all(STARTS)
 
     def _all(self, name: str) -> npt.NDArray[Any] | None:
@@ -141,7 +141,7 @@ class Embeddings:
 
     @property
     def frames(self) -> FrameRule:
-        """What its rows are of chunks; without a statement, as in files of other programs, open reading frames.
+        """What its rows are of chunks; without a statement, as in files of other programs, stop-free frames.
 
         Raises:
             DamagedFileError: it states something else.
@@ -149,7 +149,7 @@ class Embeddings:
         frames: FrameRule = self.attrs.get(FRAMES, "open")
         if frames not in get_args(FrameRule):
             raise DamagedFileError(
-                f"embeddings file {self.path}: its attribute {FRAMES!r} is {frames!r:.40}, and must be open or longest."
+                f"embeddings file {self.path}: its attribute {FRAMES!r} is {frames!r:.40}, not open or longest."
             )
         return frames
 
@@ -172,14 +172,14 @@ class Embeddings:
         if not names or not set(names) <= set(self.datasets):
             there = f"only {' and '.join(self.datasets)}" if self.datasets else "none, only scores"
             raise UsageError(
-                f"{self.path} holds no {name or ''} vectors ({there}): make the run again with them, or name others."
+                f"{self.path} contains no {name or ''} embeddings ({there}): repeat the run with them, or choose others."
             )
         return Rows(self, {part: self._datasets[part] for part in names})
 
     def as_dataframe(self, *, vectors: bool = False) -> "pd.DataFrame":
         """A table with one row per id, indexed by `id`.
 
-        A predict run has the columns `contig`, `chunk`, `frame`, `p_other` and `p_virus`, and `start` for stop-free stretches, an
+        A predict run has the columns `contig`, `chunk`, `frame`, `p_other` and `p_virus`, and `start` for ORFs, an
         embed run `length`. With `vectors`, each vector component is a column, too: `dna_0`, ..., `protein_0`, ...
         """
         import pandas as pd  # slow
@@ -252,7 +252,7 @@ class Embeddings:
                 digest.add(self.rows(name, begin, begin + 4096))
             if self.attrs.get(name + CHECKSUM_SUFFIX) != digest.value:
                 raise DamagedFileError(
-                    f"embeddings file {self.path}: the checksum of {name!r} is wrong: make the file again."
+                    f"embeddings file {self.path}: the checksum of {name!r} does not match: recreate the file."
                 )
 
 
@@ -281,7 +281,7 @@ class Rows:
         """
         rows = np.arange(len(self))[key]
         if rows.ndim > 1:
-            raise IndexError("rows are chosen by a number, a slice, a list of numbers or a mask")
+            raise IndexError("select rows by a number, a slice, a list of numbers or a mask")
         parts = [self._read(data, rows.reshape(-1)) for data in self._datasets]
         values = parts[0] if len(parts) == 1 else np.hstack(parts)
         return values if rows.ndim else np.asarray(values[0])
@@ -310,7 +310,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (*HDF5_ERRORS, EOFError, zipfile.BadZipFile) as error:
         raise DamagedFileError(
-            f"embeddings file {path} cannot be read ({error}): make the file again."
+            f"embeddings file {path} cannot be read ({error}): recreate the file."
         ) from error
 
 
@@ -319,12 +319,12 @@ def _reader_of(path: Path) -> Callable[[Path], _Content]:
         raise InputError(f"embeddings file {path} does not exist: {_EXPECTED}.")
     if path.is_dir():
         raise InputError(f"{path} is a folder: {_EXPECTED}.")
-    found = "file of another format than HDF5 and torch"
+    found = "neither an HDF5 nor a torch file"
     if h5py.is_hdf5(path):
         found = recognise_hdf5(path)
         if found == "embeddings file":
             return _read_own_hdf5
-        if found == "HDF5 file that virnuc did not write":
+        if found == "HDF5 file not written by virnuc":
             with _reading(path), h5py.File(path, "r") as file:
                 if not file.keys().isdisjoint(IDS.values()) and not file.keys().isdisjoint(MATRICES):
                     return _read_foreign_hdf5
@@ -333,7 +333,7 @@ def _reader_of(path: Path) -> Callable[[Path], _Content]:
             first = file.read(1)
         if first == b"\x80" or zipfile.is_zipfile(path):
             return _read_virnucpro
-    raise DamagedFileError(f"{path} is a {found}, not a whole embeddings file: {_EXPECTED}.")
+    raise DamagedFileError(f"{path} is a {found}, not a complete embeddings file: {_EXPECTED}.")
 
 
 def _read_own_hdf5(path: Path) -> _Content:
@@ -362,15 +362,15 @@ def _read_virnucpro(path: Path) -> _Content:
 
     content = read_pickle(path)
     if not isinstance(content, dict) or not {"ids", "data"} <= content.keys():
-        raise ValueError("it holds neither ids nor data of merged features")
+        raise ValueError("it contains neither ids nor data of merged features")
     ids, data = content["ids"], content["data"]
     if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
-        raise ValueError("ids is no list of names")
+        raise ValueError("ids is not a list of names")
     if not isinstance(data, torch.Tensor) or data.ndim != 2 or not data.is_floating_point():
-        raise ValueError("data is no matrix of numbers")
+        raise ValueError("data is not a numeric matrix")
     if len(ids) != len(data):
         # VirNucPro keeps the ids of frames with incomplete features, but not their rows.
-        raise ValueError(f"it has {len(ids)} ids and {len(data)} rows, so nobody knows which belong together")
+        raise ValueError(f"it has {len(ids)} ids but {len(data)} rows")
     require_backed(path, [data])
     has_numpy_type = data.dtype in (torch.float16, torch.float32, torch.float64)
     matrix = (data if has_numpy_type else data.float()).detach().numpy()
@@ -384,4 +384,4 @@ def _require_form(name: str, values: h5py.Dataset | npt.NDArray[Any], num_rows: 
     is_of_form = values.ndim == dimensions and len(values) == num_rows and values.dtype.kind in kinds
     widths = {SCORES: 2, SIZES: 2, CODES: CODE_WIDTH}
     if not is_of_form or (name in widths and values.shape[1] != widths[name]):
-        raise ValueError(f"{name!r} has another form than it must have")
+        raise ValueError(f"{name!r} has the wrong shape or type")

@@ -71,7 +71,7 @@ def inspect_path(path: Path) -> Inspection:
         InputError: there is nothing at `path`.
     """
     if not os.path.isfile(path) and not os.path.isdir(path):
-        raise InputError(f"there is nothing at {path} that can be read: give an existing file or folder.")
+        raise InputError(f"{path} does not exist or cannot be read: give an existing file or folder.")
     for kind in _possible_kinds(path):
         found = list(_with_errors(_READERS.get(kind, _refuse)(path)))
         problems = tuple(value for name, value in found if name == _PROBLEM)
@@ -126,7 +126,7 @@ def _read_run(path: Path) -> Facts:
                 yield _PROBLEM, str(error)
     yield "shards", f"{num_intact} of {len(plan.shards)} intact"
     if missing:
-        left = f"{len(missing)} of {len(plan.shards)} shards are still to be computed"
+        left = f"{len(missing)} of {len(plan.shards)} shards are not computed yet"
         yield _PROBLEM, f"{left}: {_RUN_AGAIN}."
     if not folder.report.exists():
         yield _PROBLEM, f"{folder.report} is missing, so the run is not finished: {_RUN_AGAIN}."
@@ -138,14 +138,14 @@ def _read_frames(folder: RunFolder, plan: RunPlan) -> Facts:
     store = FrameStore.open(folder.frames)
     _require_unaltered(store)
     if store.meta.content_sha256 != plan.input_digest:
-        other = f"{folder.frames} holds other sequences than the run was planned for"
+        other = f"{folder.frames} does not contain the sequences of the run's plan"
         yield _PROBLEM, f"{other}: delete it and run again."
 
 
 def _require_unaltered(store: FrameStore) -> None:
     if content_digest(store.folder) != store.meta.content_sha256:
         raise DamagedFileError(
-            f"the columns of {store.folder} were altered after they were written: delete it and run again."
+            f"the columns of {store.folder} were modified after they were written: delete it and run again."
         )
 
 
@@ -155,7 +155,7 @@ def _read_results(folder: RunFolder, plan: RunPlan) -> Facts:
         if not path.exists():
             yield _PROBLEM, f"{path} is missing: {_RUN_AGAIN}."
         elif file_record(path) != record:
-            yield _PROBLEM, f"{path} is not as it was when run.json was written: {_RUN_AGAIN}."
+            yield _PROBLEM, f"{path} was modified after run.json was written: {_RUN_AGAIN}."
 
 
 def _plan_facts(plan: RunPlan) -> Facts:
@@ -241,8 +241,8 @@ def _read_sequences(path: Path) -> Facts:
 def _refuse(path: Path) -> Facts:
     yield (
         _PROBLEM,
-        f"{path} is no shard, embeddings file, model checkpoint, classifier head or sequence file, or it is damaged. Give one of "
-        "these, or the whole folder of a run or of a model.",
+        f"{path} is not a shard, embeddings file, model checkpoint, classifier head or sequence file, or is damaged. Give one "
+        "of these, or the folder of a run or a model.",
     )
 
 

@@ -23,8 +23,8 @@ _COLUMNS: Final[dict[str, dict[str, str | float]]] = {
     "contigs_provirus": _column("Provirus", "Contigs with a provirus", "Reds", shared_key="contigs"),
     "contigs_nonviral": _column("Non-viral", "Non-viral contigs", "Blues", shared_key="contigs"),
     "contigs_unscored": _column("Unscored", "Contigs without a score", "Greys", shared_key="contigs"),
-    "scored": _column("Scored", "Share of the chunks that have a score", "Greens", **_PERCENT),
-    "throughput": _column("Frames/s", "Frames embedded per second, without loading models", "Purples"),
+    "scored": _column("Scored", "Percentage of chunks with a score", "Greens", **_PERCENT),
+    "throughput": _column("Frames/s", "Frames embedded per second, excluding model loading", "Purples"),
     **{
         family: _column(
             f"{name} packing",

@@ -49,25 +49,25 @@ def score_run(run: Path, head: str, out: Path) -> RunReport:
     """
     source = RunFolder(run)
     if not source.report.exists():
-        raise InputError(f"{run} holds no finished run: give the --out of a `virnuc predict` that has ended.")
+        raise InputError(f"{run} contains no finished run: give the --out of a finished `virnuc predict`.")
     old = read_plan(source.plan)
     if old.kind != "predict":
-        raise UsageError(f"{run} holds no predict run: only those have tables.")
+        raise UsageError(f"{run} contains no predict run: only those have tables.")
     old.require_own_series()
     new_head = plan_head(head, old.models, old.chunk_length, old.frames)
     is_rounded = old.embeddings != "float32"
-    note = f"Scored from the {old.embeddings} vectors of {run.name}: a run with this head may differ in the last digits."
+    note = f"Scored from the {old.embeddings} embeddings of {run.name}: a run with this head may differ in the last digits."
     plan = replace(old, head=new_head, embeddings="none", warnings=(note,) if is_rounded else ())
     store = FrameStore.open(source.frames)
     with open_run_folder(out, force=False) as folder, Embeddings(source.embeddings, own=True) as file:
         matrices = _matrices_of_both_models(file)
         if file.attrs["plan_fingerprint"] != old.fingerprint or len(file) != store.num_frames:
-            raise MismatchError(f"{file.path} is not of {source.plan}: run the same command again.")
+            raise MismatchError(f"{file.path} does not belong to {source.plan}: run the same command again.")
         if not folder.plan.exists():
             _copy_store(store.folder, folder.frames)
             write_plan(folder.plan, plan)
         elif read_plan(folder.plan).fingerprint != plan.fingerprint:
-            raise MismatchError(f"{out} holds another run: choose another --out.")
+            raise MismatchError(f"{out} contains another run: choose another --out.")
         _write_shards(folder, plan, store, file, matrices)
         work = aggregate(folder, plan, store)
         counts = write_tables(
@@ -121,7 +121,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
         DamagedFileError: the embeddings file is corrupt, or is another kind of file.
         InputError: the embeddings file does not exist.
         MismatchError: the head takes features of another width, or was trained for chunks of another length or for other frames.
-        UsageError: the file does not hold the vectors of both models, or lacks the sizes of its stretches.
+        UsageError: the file does not hold the vectors of both models, or lacks the sizes of its ORFs.
     """
     with Embeddings(embeddings) as file:
         matrices = _matrices_of_both_models(file)
@@ -144,7 +144,7 @@ def _matrices_of_both_models(file: Embeddings) -> tuple[str, ...]:
         return (FEATURES,)
     if missing:
         raise UsageError(
-            f"{file.path} has no {' and no '.join(missing)} vectors. Give the embeddings.h5 of a "
+            f"{file.path} has no {' and no '.join(missing)} embeddings. Give the embeddings.h5 of a "
             "predict run that was made without --embeddings none."
         )
     return tuple(VECTOR_DATASETS.values())
@@ -156,6 +156,6 @@ def _finite_rows(file: Embeddings, name: str, begin: int, end: int) -> npt.NDArr
     if not is_finite.all():
         row = begin + int(is_finite.argmin())
         raise DamagedFileError(
-            f"embeddings file {file.path}: row {row} of {name!r} holds numbers that are not finite: make the file again."
+            f"embeddings file {file.path}: row {row} of {name!r} contains non-finite values: recreate the file."
         )
     return values

@@ -66,10 +66,7 @@ class RunReport:
         """Caveats for readers of the results."""
         bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
         is_bundled = any(model.location in bundled for model in self.plan.models)
-        note = (
-            "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
-            "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
-        )
+        note = "predictions use the small bundled models; for real analyses choose larger ones (--preset, --head)."
         notes = [note] if is_bundled and self.counts else []
         if self.plan.head and not self.plan.head.calibrated:
             notes.append(f"{self.plan.head.name} {NOT_CALIBRATED}")
@@ -85,17 +82,17 @@ class RunReport:
         calls, sample = self.counts.contigs_virus + self.counts.proviruses, self.counts.sample
         if calls and sample and sample.expected_fdr > 0.5:
             yield (
-                f"most of the {calls:,} viral calls are expected to be false ({sample.expected_fdr:.1%}): leave out --relaxed, "
-                "--threshold and --prior, or set --fdr."
+                f"most of the {calls:,} viral calls are expected to be false positives ({sample.expected_fdr:.1%}): omit "
+                "--relaxed, --threshold and --prior, or set --fdr."
             )
         if 2 * self.counts.short_contigs > self.counts.records:
             yield (
-                f"{self.counts.short_contigs:,} of {self.counts.records:,} sequences are shorter than {low} bp: the models were made "
-                "for longer ones, so expect more errors."
+                f"{self.counts.short_contigs:,} of {self.counts.records:,} sequences are shorter than {low} bp: the models "
+                "were trained on longer ones; expect more errors."
             )
         sizes = [size for size, _ in chunk_steps(self.plan.chunk_length or low)]
         if min(sizes) < low or max(sizes) > high:
-            yield f"the models were made for chunks of {low} to {high:,} bp: expect more errors with --chunk-length {sizes[0]}."
+            yield f"the models were trained on chunks of {low} to {high:,} bp: expect more errors with --chunk-length {sizes[0]}."
 
     @property
     def throughput(self) -> dict[str, float]:
@@ -162,8 +159,8 @@ class RunReport:
             ]
         num_shards, speed = len(self.plan.shards), self.throughput
         lines += [
-            f"{self.work.frames} sequences embedded ({num_shards - self.num_computed} of {num_shards} shards kept from "
-            f"before), {speed['sequences_per_second']:.0f} sequences/s, {speed['residues_per_second']:.0f} residues/s",
+            f"{self.work.frames} sequences embedded ({num_shards - self.num_computed} of {num_shards} shards reused), "
+            f"{speed['sequences_per_second']:.0f} sequences/s, {speed['residues_per_second']:.0f} residues/s",
             f"results: {self.links.get('results', self.out)}",
             *(f"note: {note}" for note in self.notes),
         ]
@@ -231,5 +228,5 @@ def read_records(report: Path) -> dict[str, object]:
         return {str(record["name"]): record for record in parse_object(report.read_bytes())["files"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DamagedFileError(
-            f"{report} does not say what the result files of the run are ({error!r}): run the same command again."
+            f"{report} does not list the result files of the run ({error!r}): run the same command again."
         ) from error

@@ -99,19 +99,18 @@ def require_replaceable(out: Path, is_own: Callable[[Path], bool], kind: str, *,
         return
     if not is_ours:
         raise UsageError(
-            f"--out {out} is there already, and is no {kind} of virnuc: move it, or choose another --out."
+            f"--out {out} exists and is not a {kind} of virnuc: move it, or choose another --out."
         )
     if not force:
         raise UsageError(
-            f"--out {out} is there already, and is not of a run in {folder.root}: choose another --out, or give --force to "
-            "replace it."
+            f"--out {out} exists and does not belong to a run in {folder.root}: choose another --out, or replace it with --force."
         )
 
 
 def require_head_place(head: Path, inputs: Sequence[str], *, force: bool) -> None:
     """Raises UsageError unless a head and its card can be written to `head` without loss."""
     if head.suffix != ".safetensors":
-        raise UsageError(f"--out {head} must end in .safetensors: that is how a head is stored.")
+        raise UsageError(f"--out {head} must end in .safetensors, the format of a head.")
     card = card_of(head)
     for written in (head, card):
         require_no_input(written, inputs)
@@ -135,7 +134,7 @@ def locking(root: Path) -> Iterator[None]:
     # The lock is released when the process ends, even if killed.
     with lock:
         if not try_lock(lock):
-            raise UsageError(f"another run works in {root}: wait for it, or choose another --out.")
+            raise UsageError(f"another run is using {root}: wait for it, or choose another --out.")
         yield
 
 
@@ -168,22 +167,20 @@ def _require_own(root: Path, names: Collection[str], inputs: Iterable[str]) -> N
     links = [link for part in parts for link in _links(part)]
     if leading_out := _named(link for link in links if not link.resolve().is_relative_to(place)):
         raise UsageError(
-            f"{leading_out}: a link that leads out of the run folder, and a run would read, write or delete what is "
-            "there. Remove the link, or choose another --out."
+            f"{leading_out}: a link to outside the run folder, where a run would read, write or delete files. Remove the link, "
+            "or choose another --out."
         )
     read = {name: Path(os.path.realpath(name)) for name in inputs}
     if taken := _named(
         name for name, path in read.items() if {*path.parents, path} & {place / own for own in names}
     ):
-        raise UsageError(
-            f"--out {root}: {taken} is the input, and a run writes under that name there. Choose another --out."
-        )
+        raise UsageError(f"--out {root}: a run would overwrite its input {taken}. Choose another --out.")
 
 
 def _refuse_foreign(foreign: Iterable[Path], root: Path) -> None:
     if named := _named(foreign):
         raise UsageError(
-            f"--out {root}: {named} would be overwritten, and no run of virnuc made what is there. Move it, or choose "
+            f"--out {root}: {named} would be overwritten, and was not made by virnuc. Move it, or choose "
             "another --out."
         )
 

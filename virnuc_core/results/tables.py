@@ -157,8 +157,8 @@ def write_tables(
     with Embeddings(folder.embeddings, own=True) as embeddings, ExitStack() as stack:
         if len(embeddings) != store.num_frames:
             raise MismatchError(
-                f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
-                "so they are of different runs. Start over with --force."
+                f"{folder.embeddings} has {len(embeddings)} rows but {store.folder} {store.num_frames}: they belong to "
+                "different runs. Start over with --force."
             )
         write = _open_chunk_files(folder, store, stack)
         scored = stack.enter_context(_scored_blocks(folder, store, embeddings, head, block_chunks))
@@ -204,7 +204,7 @@ def _write_contigs(
         write = _open_contig_files(folder, stack)
         classes = tuple(map(cell_text, head.classes))
         for block in blocks:
-            calls = call_contigs(block.contigs, block.candidates, threshold, mixture, head.tier_rules)
+            calls = call_contigs(block.contigs, block.candidates, threshold, mixture, head.confidence_rules)
             table = _contig_table(store, block, calls, classes)
             viral = list(_viral_sequences(store, block, calls, mixture, classes))
             summary = summary_table(viral)

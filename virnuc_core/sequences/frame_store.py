@@ -87,7 +87,7 @@ class StoreMeta:
                 chunk_steps(meta.chunk_length)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
             raise DamagedFileError(
-                f"{folder} is not a whole frame store: meta.json cannot be used ({error!r}). "
+                f"{folder} is not a complete frame store: meta.json is invalid ({error!r}). "
                 "Delete the folder and run again."
             ) from error
         if meta.schema_version != SCHEMA_VERSION:

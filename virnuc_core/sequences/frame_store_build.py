@@ -22,7 +22,7 @@ from virnuc_core.sequences.frame_store import (
     content_digest,
     map_strings,
 )
-from virnuc_core.sequences.frames import ChunkTable, chunk_table, longest_stretches, open_frames
+from virnuc_core.sequences.frames import ChunkTable, chunk_table, longest_orfs, open_frames
 from virnuc_core.sequences.reader import STDIN, Record, input_digest, iter_records, rejection_reason
 from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile
 
@@ -73,7 +73,7 @@ def store_sequences(sequences: Sequence[bytes], folder: Path, alphabet: Alphabet
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder that replaces `folder` if the block succeeds; raises UsageError unless that is a store."""
     if folder.exists() and not StoreMeta.is_in(folder):
-        raise UsageError(f"{folder} is in the way: it is not a frame store. Move it or name another folder.")
+        raise UsageError(f"{folder} exists and is not a frame store: move it, or choose another folder.")
     temporary = temporary_name(folder)
     with naming(folder):
         shutil.rmtree(temporary, ignore_errors=True)
@@ -111,7 +111,7 @@ class _Builder:
         for path, before in zip(inputs, digests, strict=True):
             if input_digest(path) != before:
                 raise InputError(
-                    f"{path} changed while it was read: wait until whatever writes it has ended, and run the same "
+                    f"{path} changed while being read: wait until it is complete, and run the same "
                     "command again."
                 )
         if rejected_copy is not None and self.num_rejected:
@@ -123,14 +123,14 @@ class _Builder:
             raise InputError(self._nothing_usable(inputs, rejected_copy))
         if self.num_rejected:
             total = self.num_rejected + self.num_records
-            logger.warning(
-                "%d of %d records are not used; %s says why", self.num_rejected, total, REJECTED_NAME
-            )
+            logger.warning("%d of %d records skipped: see %s", self.num_rejected, total, REJECTED_NAME)
         if self.num_escaped:
             logger.warning(
-                "%d records have names that could do harm in tables or terminals; they are written with %%XX in place "
-                "of such characters, and cut after %d bytes", self.num_escaped, LONGEST_NAME,
-            )  # fmt: skip
+                "%d records have names unsafe for tables or terminals; such characters are written as %%XX, and names are cut "
+                "after %d bytes",
+                self.num_escaped,
+                LONGEST_NAME,
+            )
         self.finish(digests)
 
     def add_all(self, records: Iterable[Record]) -> None:
@@ -206,7 +206,7 @@ class _Builder:
         self.num_chunks += len(chunks.record)
 
     def _add_frames(self, sequences: ByteColumn, chunks: ChunkTable) -> None:
-        find_frames = open_frames if self.frames == "open" else longest_stretches
+        find_frames = open_frames if self.frames == "open" else longest_orfs
         starts = sequences.offsets[chunks.record] + chunks.start
         ends = sequences.offsets[chunks.record] + chunks.end
         # A record may exceed a batch: chunks are translated in groups of about _BATCH_LETTERS.
@@ -244,8 +244,7 @@ class _Builder:
             return 0
         example = names.rows(rows[0], rows[0] + 1).to_strings()[0]
         logger.warning(
-            "%d records have the name of an earlier one, which keeps it, and get a number: the next record "
-            "called %s is now %s",
+            "%d records have duplicate names; later copies are numbered: the next %s is now %s",
             len(rows), example, _numbered(example, int(numbers[rows[0]])),
         )  # fmt: skip
         block_rows = 1 << 16
@@ -266,8 +265,8 @@ class _Builder:
             reason = next(table).rstrip("\n").split("\t")[-1]
         where = f" {rejected_copy} lists them all." if rejected_copy else ""
         return (
-            f"{files}: none of the {self.num_rejected} records can be used; the first one: {reason}.{where} "
-            f"Give {'nucleotide' if self.alphabet == 'dna' else 'protein'} sequences"
+            f"{files}: none of the {self.num_rejected} records can be used; the first: {reason}.{where} Give "
+            f"{'nucleotide' if self.alphabet == 'dna' else 'protein'} sequences"
             f"{' or a smaller --min-length' if self.min_length else ''}."
         )
 

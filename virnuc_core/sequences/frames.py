@@ -1,4 +1,4 @@
-"""Chunks of records and what is embedded of them: open reading frames or the longest stop-free stretches."""
+"""Chunks of records and what is embedded of them: stop-free frames or the longest ORFs."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +9,7 @@ from virnuc_core.columns import ByteColumn, Int64, UInt8, concatenated_ranges, o
 from virnuc_core.specs import ChunkRule, chunk_steps
 
 FRAME_NAMES: Final = ("F1", "F2", "F3", "R1", "R2", "R3")
-LEAST_RESIDUES: Final = 10  # in such a stretch
+LEAST_RESIDUES: Final = 10  # in such an ORF
 
 _STOP, _DROPPED = ord("*"), 0  # the latter marks a codon that is not pure ACGT
 _AMINO_ACID: Final = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF".ljust(256, b"\0")
@@ -102,10 +102,10 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     return FrameTable(chunk, frame.astype(np.uint8), start, protein, dna)
 
 
-def longest_stretches(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
-    """Takes the longest stretch of codons of A, C, G and T without a stop in each frame, and keeps a chunk's longest two.
+def longest_orfs(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
+    """Takes the longest ORF, codons of A, C, G and T without a stop, in each frame, and keeps a chunk's longest two.
 
-    The second is kept only where the longest covers less than 60 % of the chunk. Stretches may begin and end anywhere, also
+    The second is kept only where the longest covers less than 60 % of the chunk. ORFs may begin and end anywhere, also
     at an end of the chunk, and have at least `LEAST_RESIDUES` residues; the first of equally long ones counts, in its frame
     and among the frames. The arguments are those of `open_frames`.
     """

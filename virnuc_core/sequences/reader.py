@@ -78,7 +78,7 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
                 name = words[0] if words else ""
                 yield Record(number, path, name, clean(letters, alphabet))
         if number == first:
-            logger.warning("%s holds no sequence record", visible(path))
+            logger.warning("%s contains no sequence record", visible(path))
 
 
 def clean(letters: bytes, alphabet: Alphabet) -> bytes:
@@ -100,7 +100,7 @@ def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
             return f"not DNA: {foreign} of {len(sequence)} letters are not IUPAC nucleotide codes"
         return None
     if odd := sequence.translate(None, b"ABCDEFGHIJKLMNOPQRSTUVWXYZ*-."):
-        return f"not a protein: {len(odd)} letters are not amino-acid codes, the first is {chr(odd[0])!r}"
+        return f"not a protein: {len(odd)} letters are not amino-acid codes, the first {chr(odd[0])!r}"
     return None
 
 
@@ -202,9 +202,9 @@ def _fasta_letters(name: str, lines: bytes, path: str) -> bytes:
         letters = len(lines[:place].translate(None, _BLANKS))
         rest = lines[place : place + 40].partition(b"\n")[0].decode(errors="backslashreplace")
         raise InputError(
-            f"{path}: after {letters:,} letters of the sequence of {visible(name[:40])!r} comes {visible(rest)!r}, where another "
-            "record seems to begin. Begin each record on a line of its own (`cat` joins the last line of a file without a final "
-            "newline to the next file), and give FASTA and FASTQ in separate files."
+            f"{path}: after {letters:,} letters of the sequence of {visible(name[:40])!r} comes {visible(rest)!r}, where "
+            "another record seems to begin. Begin each record on a new line (`cat` joins files that lack a final newline), "
+            "and give FASTA and FASTQ in separate files."
         )
     return lines if lines.isascii() else lines.decode().replace("\xa0", "").encode("ascii", "replace")
 
@@ -243,8 +243,7 @@ def _most_letters() -> int:
 
 def _too_large(path: str, length: int) -> InputError:
     return InputError(
-        f"{path} holds a record of more than {length:,} bytes, which does not fit into the memory of this machine. Split it, or "
-        "leave it out."
+        f"{path} contains a record of more than {length:,} bytes, which does not fit in memory. Split or remove it."
     )
 
 
@@ -271,15 +270,15 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
             case FileNotFoundError():
                 problem = "does not exist. Check the path of the sequence file."
             case IsADirectoryError():
-                problem = "is a folder. Name the sequence files in it."
+                problem = "is a folder. Give the sequence files in it."
             case EOFError():
                 problem = "is truncated: its compressed data end early. Copy or download it again."
             case UnicodeDecodeError():
                 problem = f"is not text in UTF-8 ({error.reason}). If its headers are Latin-1, convert it: iconv -f latin1 -t utf-8"
             case MemoryError():
-                problem = "holds a record that does not fit into memory. Split it, or use a machine with more memory."
+                problem = "contains a record that does not fit in memory. Split it, or use a machine with more memory."
             case FileFormatError():
-                problem = f"cannot be parsed: {error}. Mend or remove that record."
+                problem = f"cannot be parsed: {error}. Fix or remove that record."
             case OSError() | ValueError():  # ValueError: an invalid path
                 problem = f"cannot be read: {error}. Check the file and its permissions."
             case _:
@@ -340,7 +339,7 @@ def _decompressed(raw: io.BufferedReader, compression: str, path: str) -> Iterat
             return
         if _compression_of(ahead) != compression:
             raise InputError(
-                f"{path} is damaged: its {compression} data are followed by something else. Copy or download it again."
+                f"{path} is damaged: its {compression} data are followed by other bytes. Copy or download it again."
             )
         member = _decompressor(compression)
         lacks_end = False

@@ -58,7 +58,7 @@ def measure_run(root: Path, run: RunReport, table: RecordTable) -> Evaluation:
     folder = RunFolder(root / EVALUATED_RUN)
     store = FrameStore.open(folder.frames)
     if store.record_number.max(initial=0) > len(table.names):
-        raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")
+        raise MismatchError(f"{folder.contigs} does not belong to the labelled records.")
     record = store.record_number - 1
     calls = {
         "chunks": table.known_calls(record[store.chunk_record], _scores(folder.chunks_parquet)),

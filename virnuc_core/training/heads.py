@@ -99,7 +99,7 @@ class RecordSplit:
     def warnings(self) -> tuple[str, ...]:
         """Sentences about what the scores and figures of a head will not be good for."""
         few, found = 30, []
-        advice = "Give more records that are not alike, or a larger --held-out."
+        advice = "Give more dissimilar records, or a larger --held-out."
         groups = "Groups of {} records: {} viral and {} other".format
         if (fewest := min(self.validation_groups)) < few:
             there_are = groups("validation", *self.validation_groups)
@@ -161,9 +161,9 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: TrainerSetti
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0:
         nothing = {
-            "open": "an open reading frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
+            "open": "a stop-free frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
             "Give longer records, a shorter --chunk-length, or --frames longest.",
-            "longest": f"a stop-free stretch of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
+            "longest": f"an ORF of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
         }
         raise InputError(f"no record has {nothing[store.meta.frames]}")
     num_frames = np.bincount(record_of_frames(store), minlength=len(table.names))
@@ -225,8 +225,8 @@ def fit_head(
     warnings = split.warnings
     if calibrate and trained.temperature is None:
         warnings += (
-            f"The head {NOT_CALIBRATED}. It tells all validation records apart, or hardly any, so that no temperature is best. "
-            "Give records that are more varied.",
+            f"The head {NOT_CALIBRATED}. It separates the validation records perfectly or hardly at all, so no temperature is "
+            "best. Give more varied records.",
         )
         _log.warning(warnings[-1])
     fitted: dict[str, Any] = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}

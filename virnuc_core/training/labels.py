@@ -114,18 +114,16 @@ def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, Counter[
         InputError: a file cannot be read.
     """
     if not files.sequences:
-        raise UsageError(
-            "no sequences are given: name files with --viral and --other, GenBank files, or a file with --labels."
-        )
+        raise UsageError("no sequences given: use --viral and --other, --genbank, or --labels with a file.")
     if STDIN in files.sequences:
         raise UsageError(
             "labelled sequences cannot come from standard input (-): they are read more than once."
         )
     if files.labels is not None and not files.labelled:
-        raise UsageError("--labels is for files that are named without a flag, and there is none.")
+        raise UsageError("--labels applies to files given without a flag, and there are none.")
     [(place, times)] = Counter(Path(path).absolute() for path in files.sequences).most_common(1)
     if times > 1:
-        raise UsageError(f"{place} is given twice: a file has one class only.")
+        raise UsageError(f"{place} is given twice: a file has only one class.")
     sources: Sources = {**dict.fromkeys(files.viral, VIRAL), **dict.fromkeys(files.other, OTHER)}
     table = None if files.labels is None else read_table(files.labels, "label", "class")
     counts: Counter[str] = Counter()
@@ -136,7 +134,7 @@ def open_sources(files: LabelledFiles, scratch: Path) -> tuple[Sources, Counter[
             counts += found
         elif table is None:
             raise UsageError(
-                f"nothing says which records of {path} are viral: give --labels, or give the file with --viral or --other."
+                f"no labels for {path}: give --labels, or give the file with --viral or --other."
             )
         else:
             sources[path] = table
@@ -163,12 +161,12 @@ def read_records(sources: Sources, groups: Mapping[str, str], *, kinship: bool) 
             row = seen.setdefault(sketches.add(record.sequence), len(names) - 1)
             if record.sequence and (classes[row] == VIRAL) != (class_name == VIRAL):
                 raise InputError(
-                    f"the same sequence is viral and is not: {names[row] or 'record 1'} ({classes[row]}) and "
-                    f"{record.name} ({class_name}, in {record.path}). Take it out of one of the two."
+                    f"the same sequence is labelled viral and nonviral: {names[row] or 'record 1'} ({classes[row]}) and "
+                    f"{record.name} ({class_name}, in {record.path}). Remove one of them."
                 )
     if groups and not any(name in groups for name in names):
         raise InputError(
-            "none of the records is in the table of --groups: its first column is the first word of a header."
+            "no record is in the table of --groups: its first column must be the first word of a header."
         )
     class_names = (VIRAL, *sorted(set(classes) - {VIRAL}))
     distinct = [f"g {groups[name]}" if name in groups else f"r {row}" for row, name in enumerate(names, 1)]
@@ -198,8 +196,8 @@ def read_table(path: str, *columns: str) -> dict[str, str]:
             column = next((name for name in columns if name in header), None)
             if "seq_name" not in header or column is None:
                 raise InputError(
-                    f"the first line of {path} does not name the columns seq_name and {' or '.join(columns)}: rename its columns (contig, "
-                    "record or id is seq_name). They are separated by tabs or commas."
+                    f"the first line of {path} lacks the columns seq_name (or contig, record, id) and {' or '.join(columns)}, "
+                    "separated by tabs or commas: rename its columns."
                 )
             for row in rows:
                 name, value = row["seq_name"], row[column]
@@ -219,7 +217,7 @@ def _class_of(classes: str | Mapping[str, str], record: Record) -> str:
         return classes
     if record.name not in classes:
         raise InputError(
-            f"record {record.name} of {record.path} has no label: add it to the table, or take it out of the file."
+            f"record {record.name} of {record.path} has no label: add it to the table, or remove it from the file."
         )
     class_name = classes[record.name]
     return VIRAL if class_name.casefold() in ("viral", "virus", "viruses") else class_name
@@ -253,12 +251,10 @@ def convert_genbank(genbank: str, fasta: Path) -> tuple[dict[str, str], Counter[
             for name, sequence in _pieces(record, regions):
                 sequences.write(f">{name}\n{sequence}\n")
                 if classes.setdefault(name, class_name) != class_name:
-                    raise InputError(
-                        f"{genbank}: record {name} is twice in it, with lineages of two classes."
-                    )
+                    raise InputError(f"{genbank}: record {name} occurs twice, with lineages of two classes.")
     if counts["left_out"]:
         _log.warning(
-            "%d of %d records of %s are left out: their lineage is neither of viruses nor of cells",
+            "%d of %d records of %s skipped: their lineage is neither viral nor cellular",
             counts["left_out"],
             counts["records"],
             visible(genbank),
@@ -291,7 +287,7 @@ def _iter_records(path: str) -> Iterator[SeqRecord]:
         except (ValueError, AssertionError, LookupError, BiopythonParserWarning) as error:
             raise InputError(f"{path} is damaged GenBank: {error}. Download it again.") from error
     if number == 0:
-        raise InputError(f"{path} holds no whole GenBank record. Download it again.")
+        raise InputError(f"{path} contains no complete GenBank record. Download it again.")
 
 
 def _class_in_lineage(record: SeqRecord) -> str | None:

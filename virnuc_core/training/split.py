@@ -44,7 +44,7 @@ def split_records(
     both = np.intersect1d(groups[is_viral], groups[~is_viral])
     if len(both):
         _log.warning(
-            "%d groups of related records hold viral and other records, such as a prophage and its host: they are used for "
+            "%d groups of related records contain viral and other records, such as a prophage and its host: they are used for "
             "training only",
             len(both),
         )
@@ -54,9 +54,8 @@ def split_records(
         own = np.setdiff1d(groups[(is_viral == viral) & is_usable], both)
         if len(own) < 3:
             raise InputError(
-                f"there are too few records to train on: {len(own)} groups of related {name} records that can be used, "
-                f"and at least 3 are needed, one each for training, validation and test. Give more --{name} "
-                "records that are not alike."
+                f"too few records to train on: {len(own)} groups of related, usable {name} records, and at least 3 are needed, "
+                f"one each for training, validation and test. Give more dissimilar --{name} records."
             )
         each = min(max(1, round(holdout_fraction * len(own))), (len(own) - 1) // 2)
         permuted = rng.permutation(own)

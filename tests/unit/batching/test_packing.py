@@ -54,7 +54,7 @@ def test_batches_hold_the_tokens_of_their_rows(num_tokens: np.ndarray, budget: i
 
 @pytest.mark.parametrize(
     ("efficiency", "num_batches", "warning"),
-    [(0.6, 20, "esm2: packing efficiency is 60 % over 20 batches"), (0.85, 20, ""), (0.6, 9, "")],
+    [(0.6, 20, "esm2: packing efficiency is 60% over 20 batches"), (0.85, 20, ""), (0.6, 9, "")],
 )
 def test_a_low_efficiency_over_many_batches_is_warned_of(
     efficiency: float, num_batches: int, warning: str, caplog: pytest.LogCaptureFixture

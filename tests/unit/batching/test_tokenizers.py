@@ -63,7 +63,7 @@ def test_unusable_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(plain)
     assert rows_of(DnabertTokenizer(path).encode(ByteColumn.from_strings(["CN"]))) == [[1, 4, 0, 2]]
     path.write_text(json.dumps(json.loads(plain) | {"post_processor": None}))
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read \(it does not put \[CLS\]"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read \(it does not add \[CLS\]"):
         DnabertTokenizer(path)
     for content in HOSTILE.values():
         path.write_bytes(content)

@@ -154,13 +154,13 @@ def test_identity_is_the_same_after_a_restart_and_tells_namesakes_apart(
 @pytest.mark.parametrize(
     ("choice", "error", "message"),
     [
-        (WorkerChoice(devices="gpu"), UsageError, "--devices gpu is not understood"),
-        (WorkerChoice(devices="0,0"), UsageError, "--devices 0,0 is not understood"),
-        (WorkerChoice(workers=2), UsageError, "--workers is for CPUs"),
-        (WorkerChoice(devices="cpu", workers=0), UsageError, "--workers is a number from 1 on"),
-        (WorkerChoice(runs=-1), UsageError, "--runs one from 0 on"),
+        (WorkerChoice(devices="gpu"), UsageError, "invalid --devices gpu"),
+        (WorkerChoice(devices="0,0"), UsageError, "invalid --devices 0,0"),
+        (WorkerChoice(workers=2), UsageError, "--workers applies to CPUs"),
+        (WorkerChoice(devices="cpu", workers=0), UsageError, "--workers must be at least 1"),
+        (WorkerChoice(runs=-1), UsageError, "--runs at least 0"),
         (WorkerChoice(devices="none", runs=0), UsageError, "nothing to do"),
-        (WorkerChoice(devices="0,2"), DeviceError, r"GPU 2 is not available .*\(indices that are: 0 to 1\)"),
+        (WorkerChoice(devices="0,2"), DeviceError, r"GPU 2 is not available .*\(available: 0 to 1\)"),
     ],
 )
 def test_choices_that_make_no_sense(
@@ -190,7 +190,7 @@ def test_up_works_on_the_cpu_of_a_host_without_gpus(
     assert on_cpu_without_gpus(WorkerChoice()) == WorkerChoice()
     set_env(CUDA_VISIBLE_DEVICES="")
     assert on_cpu_without_gpus(WorkerChoice(workers=2)) == WorkerChoice(devices="cpu", workers=2)
-    assert "shows no GPU" in caplog.text
+    assert "no GPU found" in caplog.text
     assert on_cpu_without_gpus(WorkerChoice(devices="0")) == WorkerChoice(devices="0")
 
 
@@ -209,13 +209,13 @@ def test_one_stack_a_home_and_one_worker_a_device(
 ) -> None:
     with only_one(tmp_path / "up" / "lock", ""):
         assert main(["server", "up", "--devices", "cpu"]) == 2
-    assert "runs already with the home folder" in capfd.readouterr().err
+    assert "is already running with home folder" in capfd.readouterr().err
     with reserving(plan_host(WorkerChoice(devices="cpu", runs=0))):
         assert main(["server", "up", "--devices", "cpu"]) == 2
-    assert "-cpu0 already: end it first" in capfd.readouterr().err
+    assert "-cpu0 is already running: stop it first" in capfd.readouterr().err
     with (
         reserving(plan_host(WorkerChoice(runs=0))),
-        pytest.raises(UsageError, match="at work for GPU-bb already"),
+        pytest.raises(UsageError, match="a worker for GPU-bb is already running"),
         reserving(plan_host(WorkerChoice(devices="1", runs=0))),
     ):
         pass

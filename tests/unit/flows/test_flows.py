@@ -54,7 +54,7 @@ def test_a_deployed_run_needs_absolute_paths(monkeypatch: pytest.MonkeyPatch) ->
     require_absolute("a.fa")  # outside of a flow
     monkeypatch.setattr(artifacts, "in_flow", lambda: True)
     require_absolute("/data/b.fa", "/out")
-    with pytest.raises(UsageError, match=r"^a\.fa, out: a deployed run has no folder of its own"):
+    with pytest.raises(UsageError, match=r"^a\.fa, out: give absolute paths"):
         require_absolute("a.fa", "/data/b.fa", "out")
 
 

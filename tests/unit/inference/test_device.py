@@ -87,8 +87,8 @@ def test_bf16_is_slow_on_intel_without_amx(tmp_path: Path) -> None:
         ("auto", "cpu", "open", "fp32"),
         ("auto", "cpu", "longest", "bf16" if cpu_has_fast_bf16() else "fp32"),
         ("fp32", "cpu", "longest", "fp32"),
-        ("fp16", "cpu", "open", "does not compute in fp16"),
-        ("fp8", "cpu", "open", "does not compute in fp8"),
+        ("fp16", "cpu", "open", "does not support fp16"),
+        ("fp8", "cpu", "open", "does not support fp8"),
         ("bf16", "cpu", "open", "bf16" if cpu_has_bf16() else "no bf16 instructions"),
     ],
 )
@@ -161,8 +161,8 @@ def test_the_memory_of_the_host_is_that_of_the_cpu_only() -> None:
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("CUDA error: out of memory", DeviceMemoryError, "this host could not pin 4 MB"),
-        ("can't allocate memory: you tried to allocate 4", DeviceMemoryError, "this host could not pin 4 MB"),
+        ("CUDA error: out of memory", DeviceMemoryError, "cannot pin 4 MB"),
+        ("can't allocate memory: you tried to allocate 4", DeviceMemoryError, "cannot pin 4 MB"),
         ("CUDA error: an illegal memory access", RuntimeError, "an illegal memory access"),
     ],
 )
@@ -182,8 +182,8 @@ def test_memory_that_cannot_be_pinned_is_of_the_host(
 @pytest.mark.parametrize(
     ("text", "where", "message"),
     [
-        ("CUDA error: out of memory", "cuda:0", "cuda:0 has not enough memory for it"),
-        ("DefaultCPUAllocator: can't allocate memory", "cuda:0", "this host has not enough memory for it"),
+        ("CUDA error: out of memory", "cuda:0", "cuda:0 has too little memory for it"),
+        ("DefaultCPUAllocator: can't allocate memory", "cuda:0", "this host has too little memory for it"),
     ],
 )
 def test_what_there_was_no_memory_for_is_named(text: str, where: str, message: str) -> None:

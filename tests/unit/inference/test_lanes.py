@@ -109,7 +109,7 @@ def test_a_lane_that_hangs_is_ended(run: MadeRun, set_env: Callable[..., None]) 
         if isinstance(event, LaneStarted):
             os.kill(event.pid, signal.SIGSTOP)
 
-    message = r"lane 0 on cpu hangs: no shard was finished for 2 s \(VIRNUC_LANE_TIMEOUT\), with 2 of 2 to do"
+    message = r"lane 0 on cpu hung: no shard finished in 2 s \(VIRNUC_LANE_TIMEOUT\), 2 of 2 left"
     with LaneProcess("cpu") as lane, pytest.raises(DeviceLostError, match=message):
         lane.run(run.folder, (0, 1), 0, stop)
     assert not lane.is_alive
@@ -260,7 +260,7 @@ def test_a_lane_that_always_dies_does_not_stop_the_others(
         LocalLanes(("cpu:0", "cpu:1")).compute(run.folder)
     assert pending_shards(run.folder, run.plan) == lost
     assert f"1 of 2 lanes failed, and {len(lost)} of {len(every)} shards are missing" in caplog.text
-    assert caplog.text.count("lane 1 on cpu:1 is tried again in 0 s: ") == 3
+    assert caplog.text.count("retrying lane 1 on cpu:1 in 0 s: ") == 3
 
 
 @pytest.mark.usefixtures("fast_lanes")
@@ -355,7 +355,7 @@ def test_a_predictor_writes_what_predict_writes(
         assert found.chunks.equals(expected.chunks)
         assert found.contigs.equals(expected.contigs)
         assert found.folder == tmp_path / "run"
-        with pytest.raises(MismatchError, match="holds a run made with something else"):
+        with pytest.raises(MismatchError, match="contains a run with different settings"):
             model.predict([("a", "ATGGCC" * 30)], out=tmp_path / "run")
     assert len(loads) == 2
 
@@ -528,5 +528,5 @@ print(model.embed(["MKV"]).shape[0])
 def test_models_of_another_process_are_refused() -> None:
     done = subprocess.run([sys.executable, "-c", _FORKED, MODEL], capture_output=True, text=True, check=True)
     refused, own = done.stdout.splitlines()
-    assert "make them where they are used" in refused
+    assert "load them where they are used" in refused
     assert own == "1", "and stay usable where they were made"

@@ -41,7 +41,7 @@ def test_it_reads_back_equal(path: Path, plan: RunPlan) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("chunk_length", 300, "was altered"),
+        ("chunk_length", 300, "was modified"),
         ("schema_version", 99, "schema version 99"),
         ("models", [{}], "cannot be read"),
         ("shards", 3, "cannot be read"),
@@ -70,7 +70,7 @@ def test_something_else_is_refused(path: Path, content: bytes | None) -> None:
 def test_shards_that_do_not_follow_one_another(path: Path, bounds: list[tuple[int, int, int]]) -> None:
     shards = tuple(Shard(index=index, begin=begin, end=end, cost=1.0) for index, begin, end in bounds)
     write_plan(path, replace(PLAN, shards=shards))
-    with pytest.raises(DamagedFileError, match="do not follow one another"):
+    with pytest.raises(DamagedFileError, match="are not consecutive"):
         read_plan(path)
 
 
@@ -119,7 +119,7 @@ def test_everything_that_decides_the_numbers_counts(other: RunPlan, line: str) -
     with pytest.raises(MismatchError) as caught:
         require_same_plan(PLAN, other, FOLDER)
     first, *lines, hint = str(caught.value).splitlines()
-    assert first == "out/run holds a run made with something else:"
+    assert first == "out/run contains a run with different settings:"
     assert lines == [f"  {line}"]
     for words in ("the old settings", "out/run/plan.json", "another --out", "--force"):
         assert words in hint
@@ -148,7 +148,7 @@ def test_a_patch_release_continues_a_run_and_another_series_is_refused() -> None
     require_same_plan(PLAN, patched, FOLDER)
     patched.require_own_series()
     message = (
-        rf"planned by virnuc 99\.0, and {socket.gethostname()} has {__version__}, .*the same version on every"
+        rf"planned by virnuc 99\.0, but {socket.gethostname()} has {__version__}, .*the same version on all"
     )
     with pytest.raises(HostError, match=message):
         replace(PLAN, virnuc_version="99.0").require_own_series()

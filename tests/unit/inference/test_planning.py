@@ -61,7 +61,7 @@ def test_what_is_decided_is_logged(plan: Planner, caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.INFO)
     plan(dnabert_engine="reference")
     assert "engine reference for" in caplog.text
-    assert f"precision of {ESM2}: fp32 (found automatically)" in caplog.text
+    assert f"precision of {ESM2}: fp32 (auto)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_switches_of_the_environment(
 def test_layers_are_compiled_where_it_is_asked_for(plan: Planner, set_env: Callable[..., None]) -> None:
     assert values(plan(compile=True), "compiled") == [(True,)] * 2
     assert values(plan(compile=True, dnabert_engine="reference"), "compiled") == [(False,), (True,)]
-    with pytest.raises(UsageError, match="leave out --compile"):
+    with pytest.raises(UsageError, match="omit --compile"):
         plan(compile=True, engine="reference")
     set_env(VIRNUC_DISABLE_COMPILE=1)
     assert values(plan(compile=True), "compiled") == [(False,)] * 2
@@ -154,15 +154,20 @@ def test_settings_of_one_model(plan: Planner) -> None:
 @pytest.mark.parametrize(
     ("kind", "setting", "error", "message"),
     [
-        ("predict", {"precision": "fp16"}, DeviceError, "does not compute in fp16"),
-        ("predict", {"dnabert_precision": "fp16"}, DeviceError, "does not compute in fp16"),
-        ("predict", {"precision": "fp16", "dnabert_precision": "fp32"}, DeviceError, "not compute in fp16"),
-        ("predict", {"precision": "fp16", "dnabert_engine": "reference"}, DeviceError, "compute in fp16"),
+        ("predict", {"precision": "fp16"}, DeviceError, "does not support fp16"),
+        ("predict", {"dnabert_precision": "fp16"}, DeviceError, "does not support fp16"),
+        ("predict", {"precision": "fp16", "dnabert_precision": "fp32"}, DeviceError, "not support fp16"),
+        ("predict", {"precision": "fp16", "dnabert_engine": "reference"}, DeviceError, "support fp16"),
         ("predict", {"engine": "reference", "dnabert_precision": "bf16"}, UsageError, "--dnabert-precision"),
-        ("predict", {"engine": "reference", "precision": "bf16"}, UsageError, "out --precision bf16"),
-        ("predict", {"engine": "reference", "attention": "sdpa"}, UsageError, "leave out --attention sdpa"),
+        ("predict", {"engine": "reference", "precision": "bf16"}, UsageError, "omit --precision bf16"),
+        ("predict", {"engine": "reference", "attention": "sdpa"}, UsageError, "omit --attention sdpa"),
         ("predict", {"repr_layer": 5}, UsageError, "layer 5"),
-        ("predict", {"head": None}, UsageError, r"no head is bundled for dnabert and .*: give --head"),
+        (
+            "predict",
+            {"head": None},
+            UsageError,
+            r"no classifier head is bundled for dnabert and .*: give --head",
+        ),
         ("predict", {"esm_model": None}, UsageError, "both"),
         ("predict", {"dnabert_model": None}, UsageError, "both"),
         ("predict", {"esm_model": None, "dnabert_model": None}, UsageError, "no model"),

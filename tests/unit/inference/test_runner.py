@@ -35,7 +35,10 @@ def run_all(run: MadeRun, **changes: object) -> ShardResult:
     plan, models = replace(run.plan, shards=(shard,), **changes), LoadedModels("cpu")
     inputs = Collator.load(plan, run.store, models.streams).collate(shard)
     models.load(plan)
-    [computed] = InferenceRunner(plan, models).run(iter([inputs]))
+    rows: list[int] = []
+    [computed] = InferenceRunner(plan, models, rows.append).run(iter([inputs]))
+    assert rows == sorted(rows)
+    assert rows[-1] == run.store.num_frames
     assert computed.shard == shard
     assert computed.seconds.forward > 0 < computed.seconds.tokenize
     return computed.result()
@@ -262,20 +265,20 @@ def test_what_overflows_in_fp16_is_computed_again_in_fp32(
     counters = result.counters.models[0]
     assert counters.fp32_batches == counters.batches
     assert result.counters.models[1].fp32_batches == 0
-    assert "not finite in fp16" in caplog.text
-    assert "done again in fp32" in caplog.text
+    assert "non-finite values in fp16" in caplog.text
+    assert "recomputing them in fp32" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("file", "name", "value", "message"),
     [
-        (DNA_WEIGHTS, BIAS, torch.nan, r"dnabert is broken: layers\.1\.ffn_out\.bias holds"),
-        (DNA_WEIGHTS, BIAS, 3e38, r"vectors that are not finite .*_chunk_1[FR]\d: its weights"),
+        (DNA_WEIGHTS, BIAS, torch.nan, r"dnabert is corrupt: layers\.1\.ffn_out\.bias contains"),
+        (DNA_WEIGHTS, BIAS, 3e38, r"non-finite embeddings .*_chunk_1[FR]\d: its weights"),
         (
             "head.safetensors",
             "output_layer.weight",
             3e38,
-            r"head gives scores that are not finite for rows 0 to \d+",
+            r"head produces non-finite scores for rows 0 to \d+",
         ),
     ],
 )
@@ -295,7 +298,7 @@ def test_vectors_that_float16_cannot_hold_are_an_error(packed: ShardResult) -> N
         counters=packed.counters,
         seconds=StageSeconds(),
     )
-    with pytest.raises(CheckpointError, match=r"protein vectors of rows 3 to 5 .* --embeddings float32"):
+    with pytest.raises(CheckpointError, match=r"protein embeddings of rows 3 to 5 .* --embeddings float32"):
         large.result()
 
 
@@ -318,7 +321,7 @@ def test_neighbours_change_no_bit_of_a_score(
         assert everything[result].dtype == values.numpy().dtype
         np.testing.assert_allclose(everything[result], values.numpy(), atol=4e-3)
     np.testing.assert_allclose(everything["scores"].sum(1), 1, atol=1e-6)
-    with pytest.raises(MismatchError, match="takes 192 features and the models give 191"):
+    with pytest.raises(MismatchError, match="takes 192 features, but the models produce 191"):
         scorer.score(DNA, PROTEIN[:, 1:], sizes=SIZES)
 
 

@@ -90,7 +90,7 @@ def test_a_truncated_or_missing_file_is_damaged(shard: Path, size: int | None) -
     shard.unlink()
     if size is not None:
         shard.write_bytes(content[:size])
-    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is not whole"):
+    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is corrupt"):
         read_shard(shard, IDENTITY)
     with pytest.raises(DamagedFileError):
         read_identity(shard)
@@ -98,7 +98,7 @@ def test_a_truncated_or_missing_file_is_damaged(shard: Path, size: int | None) -
 
 @pytest.mark.parametrize("name", ["plan_fingerprint", "index", "begin", "end"])
 def test_a_shard_of_another_run_is_refused(shard: Path, name: str) -> None:
-    message = f"of another run: {name} is {IDENTITY[name]} in the file and 99 in the plan.*--force"
+    message = f"belongs to another run: {name} is {IDENTITY[name]} in the file and 99 in the plan.*--force"
     with pytest.raises(MismatchError, match=message):
         read_shard(shard, {**IDENTITY, name: 99})
 
@@ -131,7 +131,7 @@ def test_what_is_missing_damaged_or_of_another_run_is_pending_and_nothing_else(
     with caplog.at_level(logging.WARNING):
         assert pending_shards(run.folder, run.plan) == (0, 1, 2)
     for path in (damaged, foreign):
-        assert f"Set aside as {path.name}.damaged-1" in caplog.text
+        assert f"Moved to {path.name}.damaged-1" in caplog.text
         assert not path.exists()
     assert missing_shards(run.folder, (0, 1, 2, 4)) == (0, 1, 2, 4)
     assert missing_shards(finished_run.folder, (0, 1, 2, 4)) == (4,)

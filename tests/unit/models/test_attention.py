@@ -126,7 +126,7 @@ def install(site: Path, version: str, program: str) -> None:
 def test_the_backend_chosen_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         assert resolve_attention("auto", "cpu", "esm2", "fp32", 64) == "sdpa"
-    assert "attention of esm2 on cpu: sdpa (asked for: auto)" in caplog.text
+    assert "attention of esm2 on cpu: sdpa (requested: auto)" in caplog.text
     assert resolve_attention("reference", "cpu", "dnabert_s", "fp32", 64) == "reference"
     with pytest.raises(DeviceError, match="--attention triton needs a CUDA device"):
         resolve_attention("triton", "cpu", "esm2", "bf16", 64)
@@ -147,17 +147,17 @@ NEEDED = f"needs flash-attn-4 {FLASH_ATTN_VERSION}"
 @pytest.mark.parametrize(
     ("choice", "family", "precision", "head_dim", "capability", "message"),
     [
-        ("triton", "esm2", "fp32", 64, (9, 0), "not in fp32 with heads of 64"),
-        ("triton", "esm2", "fp16", 160, (9, 0), "not in fp16 with heads of 160"),
-        ("flash-attn", "esm2", "fp16", 20, (9, 0), "a multiple of 8, not of 20: use sdpa, or lea"),
-        ("flash-attn", "esm2", "fp16", 64, (7, 5), "8.0 or later, and this one has 7.5: use triton or sdpa"),
+        ("triton", "esm2", "fp32", 64, (9, 0), "not fp32 with head width 64"),
+        ("triton", "esm2", "fp16", 160, (9, 0), "not fp16 with head width 160"),
+        ("flash-attn", "esm2", "fp16", 20, (9, 0), "a multiple of 8, not 20: use sdpa, or omit"),
+        ("flash-attn", "esm2", "fp16", 64, (7, 5), "8.0, and this GPU has 7.5: use triton or sdpa"),
         (
             "flash-attn",
             "dnabert_s",
             "fp16",
             64,
             (8, 6),
-            "ALiBi .* 9.0 or later, and this one has 8.6: use triton",
+            "ALiBi .* 9.0, and this GPU has 8.6: use triton",
         ),
     ],
 )

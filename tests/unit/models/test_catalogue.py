@@ -47,9 +47,9 @@ def test_a_model_is_found_by_each_of_its_names(name: str) -> None:
     ["3b-large", "random:4B", "DNABERT-S", "/not/a/path", "a\0b", "x" * 5000, "~nobody-here/x", "\ud800"],
 )
 def test_what_can_be_no_name(name: str) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no model .*: .*650M, 3B, 15B"):
+    with pytest.raises(CheckpointError, match=r"unknown model .*: .*650M, 3B, 15B"):
         require_known_model(name, "esm2")
-    with pytest.raises(CheckpointError, match=r"there is no classifier head .*: .* not one of tiny\."):
+    with pytest.raises(CheckpointError, match=r"unknown classifier head .*: .* not one of tiny\."):
         resolve_head(name)
 
 
@@ -59,8 +59,8 @@ def test_what_can_be_no_name(name: str) -> None:
         ({}, "tiny"),
         ({"chunk_length": 400, "esm_model": "TINY"}, "tiny"),
         ({"chunk_length": 400, "esm_model": "3B", "head": "a.pth"}, "a.pth"),
-        ({"esm_model": "3B"}, r"no head is bundled for tiny and 3B: give --head"),
-        ({"dnabert_model": "/models/mine"}, r"no head is bundled for mine and tiny"),
+        ({"esm_model": "3B"}, r"no classifier head is bundled for tiny and 3B: give --head"),
+        ({"dnabert_model": "/models/mine"}, r"no classifier head is bundled for mine and tiny"),
         ({"esm_model": None}, "need both"),
         ({"dnabert_model": None, "head": "a.pth"}, "need both"),
     ],
@@ -78,8 +78,13 @@ def test_the_head_asked_for_or_the_bundled_one(changes: dict[str, object], expec
     [
         ({"chunk_length": 300}, 300, None, None),
         ({"chunk_length": 300}, None, None, None),
-        ({"chunk_length": 300}, 500, None, "of 300 bp, and these have 500 bp. Use --chunk-length 300"),
-        ({"chunk_length": 300}, CHUNKS_BY_RECORD, None, "have 500 bp in records below 2000 bp, 1000 bp. Use"),
+        ({"chunk_length": 300}, 500, None, "of 300 bp, but these have 500 bp. Use --chunk-length 300"),
+        (
+            {"chunk_length": 300},
+            CHUNKS_BY_RECORD,
+            None,
+            "have 500 bp for sequences below 2000 bp, 1000 bp. Use",
+        ),
         ({}, 500, "open", None),
         (None, 500, "open", None),
         ({}, 500, "longest", "Use a head for those (`virnuc train --frames longest`)"),
@@ -112,7 +117,7 @@ def test_a_false_discovery_rate_needs_a_calibrated_head(tmp_path: Path) -> None:
     assert frames_of(config) == "longest"
     for facts in ({"frames": "open"}, {"frames": "longest", "calibrated": False}):
         save_head(MLPClassifier(8), head, facts)
-        with pytest.raises(UsageError, match=r"head\.safetensors gives none"):
+        with pytest.raises(UsageError, match=r"head\.safetensors is not one"):
             frames_of(config)
 
 
@@ -141,7 +146,7 @@ def test_the_bundled_head_is_for_chunks_of_every_length() -> None:
     assert chunk_rule_of(RunConfig()) == CHUNKS_BY_RECORD
     for rule in (300, 500, 2000, CHUNKS_BY_RECORD):
         assert resolve_head("tiny", rule, "longest") == BUNDLED_HEADS["tiny"]
-    with pytest.raises(MismatchError, match=r"head tiny was trained for the longest stop-free stretches"):
+    with pytest.raises(MismatchError, match=r"head tiny was trained on the longest ORFs"):
         resolve_head("tiny", 500, "open")
 
 
@@ -159,7 +164,7 @@ def test_the_bundled_head_is_for_chunks_of_every_length() -> None:
     ],
 )
 def test_a_malformed_chunk_rule_is_refused(rule: str) -> None:
-    with pytest.raises(ValueError, match=r"gives no chunk lengths|invalid literal"):
+    with pytest.raises(ValueError, match=r"does not give chunk lengths|invalid literal"):
         chunk_steps(rule)
 
 
@@ -170,5 +175,5 @@ def test_a_malformed_chunk_rule_is_refused(rule: str) -> None:
 def test_a_head_whose_facts_cannot_be_read_is_refused(tmp_path: Path, facts: str) -> None:
     head = tmp_path / "head.safetensors"
     save_file({"a": torch.zeros(1)}, head, metadata={"virnuc_head": facts})
-    with pytest.raises(CheckpointError, match="does not say properly what it was trained for"):
+    with pytest.raises(CheckpointError, match="has invalid training metadata"):
         resolve_head(str(head), 500)

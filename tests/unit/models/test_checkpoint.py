@@ -142,7 +142,7 @@ def test_dnabert_s_and_dnabert_2_give_the_same_tensors(tmp_path: Path) -> None:
     published = load_file(GOLDEN / "dnabert_s" / "model.safetensors")
     spec = make_spec("dnabert_s", num_layers=3, embedding_dim=96, num_heads=12, ffn_dim=384, vocab_size=4096)
     without_tokenizer = open_checkpoint(str(dnabert_2(tmp_path)), None)
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json beside .*pytorch_model\.bin"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json next to .*pytorch_model\.bin"):
         str(without_tokenizer.tokenizer)
     for path in (GOLDEN / "dnabert_s", tmp_path):
         checkpoint = open_checkpoint(str(path), None)
@@ -181,7 +181,7 @@ def test_weights_that_are_not_finite(name: str, value: float, tmp_path: Path) ->
         assert read_weights(checkpoint, "cpu", torch.bfloat16)[name].isinf().sum() == 1
         return
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(CheckpointError, match=rf"is broken: {name} holds numbers that are not finite"):
+        with pytest.raises(CheckpointError, match=rf"is corrupt: {name} contains non-finite values"):
             read_weights(checkpoint, "cpu", dtype)
 
 
@@ -203,7 +203,7 @@ def refused(path: Path, message: str, family: Family | None = None) -> None:
 
 
 LEAF = "encoder.layer.1.output.dense.bias"
-CONTRADICTION = r"contradicts itself: \w+ is {} in its configuration and \d+ in its weights"
+CONTRADICTION = r"is inconsistent: \w+ is {} in its configuration but \d+ in its weights"
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,8 @@ CONTRADICTION = r"contradicts itself: \w+ is {} in its configuration and \d+ in 
         ({}, {"layer_norm_eps": "1e-5"}, "layer_norm_eps: Input should be a valid number"),
         ({}, {"num_attention_heads": 5}, "width 24 is not a multiple of 5 heads"),
         ({}, {"num_attention_heads": 8}, "heads of even width, not 3"),
-        ({}, {"position_embedding_type": "absolute"}, "another model than ESM-2"),
-        ({}, {"emb_layer_norm_before": True}, "another model than ESM-2"),
+        ({}, {"position_embedding_type": "absolute"}, "does not describe an ESM-2 model"),
+        ({}, {"emb_layer_norm_before": True}, "does not describe an ESM-2 model"),
     ],
 )
 def test_tensors_and_configuration_that_do_not_fit(
@@ -265,15 +265,15 @@ UNUSABLE: dict[str, Callable[[Path], Path]] = {
     r"config\.json cannot be read \(.*No such file": lambda folder: without(
         in_folder(folder, masked_lm()) / "config.json"
     ),
-    r"holds no model\.safetensors or pytorch_model\.bin": lambda folder: folder,
-    r"holds neither ESM-2 nor DNABERT-S weights \(first tensors: roberta\.weight\)": (
+    r"contains no model\.safetensors or pytorch_model\.bin": lambda folder: folder,
+    r"contains neither ESM-2 nor DNABERT-S weights \(first tensors: roberta\.weight\)": (
         lambda folder: in_folder(folder, {"roberta.weight": torch.zeros(1)})
     ),
-    "holds a DNABERT-S model where an ESM-2 model is needed": lambda folder: GOLDEN / "dnabert_s",
+    "contains a DNABERT-S model, but an ESM-2 model is needed": lambda folder: GOLDEN / "dnabert_s",
     r"lacks the weight shards pytorch_model-1\.bin": (
         lambda folder: without(in_bin_files(folder, 2) / "pytorch_model-1.bin")
     ),
-    "holds no state dict": lambda folder: in_torch_file(folder / "a.pt", [1]),
+    "contains no state dict": lambda folder: in_torch_file(folder / "a.pt", [1]),
     "no state dict": lambda folder: in_torch_file(folder / "a.pt", {}),
     "more than tensors": lambda folder: in_torch_file(folder / "a.pt", {"a": 1}),
 }

@@ -46,7 +46,7 @@ def test_probabilities_are_those_of_the_formula() -> None:
     torch.testing.assert_close(probabilities, torch.softmax(logits, 1))
     torch.testing.assert_close(probabilities.sum(1), torch.ones(5))
     assert not probabilities.requires_grad
-    with pytest.raises(MismatchError, match="takes 7 features and the models give 8"):
+    with pytest.raises(MismatchError, match="takes 7 features, but the models produce 8"):
         classifier.score_rows(torch.zeros(2, 8))
 
 
@@ -67,10 +67,10 @@ NO_HEAD = "is not an MLPClassifier head"
 FIVE_CLASSES = {"output_layer.weight": torch.zeros(5, 512), "output_layer.bias": torch.zeros(5)}
 OTHER_FILES: list[tuple[str, Callable[[], object], str]] = [
     ("a.pth", lambda: nn.Bilinear(2, 2, 2), r"cannot be read .*GLOBAL torch\.nn\.modules\.linear\.Bilinear"),
-    ("a.pth", lambda: nn.Linear(3, 2), "holds no state dict"),
+    ("a.pth", lambda: nn.Linear(3, 2), "contains no state dict"),
     ("a.pth", lambda: {"hidden_layer.weight": torch.zeros(3)}, NO_HEAD),
-    ("a.pth", lambda: {"a": 1}, r"holds more than tensors \(a\)"),
-    ("a.pth", lambda: [1, 2], "holds no state dict"),
+    ("a.pth", lambda: {"a": 1}, r"contains more than tensors \(a\)"),
+    ("a.pth", lambda: [1, 2], "contains no state dict"),
     ("a.pth", lambda: trained().state_dict() | FIVE_CLASSES, NO_HEAD),
     ("a.pth", lambda: b"half a file", "cannot be read as a torch file"),
     ("a.safetensors", lambda: b"half a file", "cannot be read as safetensors"),
@@ -185,7 +185,7 @@ def test_rows_chunks_and_contigs_without_a_row() -> None:
     torch.testing.assert_close(margins[0], 2 * margins[1])
     with pytest.raises(UsageError, match="needs their 'sizes'"):
         HEAD.score_rows(torch.randn(3, 11))
-    with pytest.raises(MismatchError, match="takes 11 features and the models give 12"):
+    with pytest.raises(MismatchError, match="takes 11 features, but the models produce 12"):
         HEAD.score_rows(torch.randn(3, 12), sizes)
 
 
@@ -231,18 +231,18 @@ def tensor_with(name: str, value: float) -> Callable[[dict[str, Any], dict[str, 
     [
         (lambda stated, _: stated.pop("spec"), "Input should be an object"),
         (lambda _, state: state.pop("gate.weight"), "gate.weight"),
-        (lambda _, state: state.update({"gate.weight": state["gate.weight"].half()}), "finite ones in fp32"),
-        (tensor_with("gate.weight", float("nan")), "gate.weight holds other numbers than finite"),
-        (tensor_with("chunk_temperature", 0.0), "temperature is not above zero"),
-        (tensor_with("context_temperature", -1.0), "temperature is not above zero"),
+        (lambda _, state: state.update({"gate.weight": state["gate.weight"].half()}), "not finite fp32"),
+        (tensor_with("gate.weight", float("nan")), "gate.weight contains values that are not finite"),
+        (tensor_with("chunk_temperature", 0.0), "temperature is not positive"),
+        (tensor_with("context_temperature", -1.0), "temperature is not positive"),
         (spec_with(hidden_width=10**9), "size mismatch"),
         (spec_with(hidden_width=-1), "hidden_width: Input should be greater than 0"),
         (spec_with(pooling_heads=3), "width 128 is not a multiple of 3 heads"),
-        (spec_with(code_width=32), "row codes have 32 numbers, and must have 64"),
+        (spec_with(code_width=32), "row codes have width 32 instead of 64"),
         (spec_with(num_virus=4), "4 of 4 classes are viruses"),
-        (spec_with(classes=["a", "b", "c", "a"]), "two have one name"),
+        (spec_with(classes=["a", "b", "c", "a"]), "two have the same name"),
         (spec_with(classes="abcd"), "spec|classes"),
-        (spec_with(code="os.system"), "code: it is not known"),
+        (spec_with(code="os.system"), "code: it is an unknown field"),
     ],
 )
 def test_damaged_heads_are_refused(
@@ -268,9 +268,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     save_head(load_head(mlp), tmp_path / "longest.safetensors", {"frames": "longest"})
     torch.save(HEAD.state_dict(), tmp_path / "head.pt")
     for name in ("longest.safetensors", "head.pt"):
-        with pytest.raises(
-            CheckpointError, match="is not a head of virnuc train for the longest stop-free stretches"
-        ):
+        with pytest.raises(CheckpointError, match="is not a head of virnuc train for the longest ORFs"):
             ContigHead.load(tmp_path / name)
     whole = tmp_path / "whole.safetensors"
     save_head(HEAD, whole)

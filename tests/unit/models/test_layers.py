@@ -102,7 +102,5 @@ def test_fp8_layers_know_bounds_of_their_inputs() -> None:
 
 
 def test_fp8_is_for_widths_that_tensor_cores_take() -> None:
-    with pytest.raises(
-        UsageError, match=r"multiples of 16, and this one multiplies by 24 x 16: use --precision bf16"
-    ):
+    with pytest.raises(UsageError, match=r"multiples of 16, not 24 x 16: use --precision bf16"):
         Fp8Linear(torch.zeros(24, 16), None, torch.ones(()))

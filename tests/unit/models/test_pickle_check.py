@@ -98,8 +98,8 @@ def compressed_archive() -> bytes:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (compressed_archive, "larger in memory than on the disk"),
-        (lambda: pickled(b"](" + b"K\x01" * 1_000_000 + b"e."), "holds no state dict"),
+        (compressed_archive, "larger in memory than on disk"),
+        (lambda: pickled(b"](" + b"K\x01" * 1_000_000 + b"e."), "contains no state dict"),
         (module_of_modules, r"a\.pt"),
     ],
 )

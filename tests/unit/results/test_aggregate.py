@@ -67,13 +67,13 @@ def test_shards_that_are_missing_damaged_or_of_another_run_leave_no_file(
     shutil.copytree(finished_run.folder.shards, folder.shards)
     shard = folder.shard(1)
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is not whole"):
+    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is corrupt"):
         aggregate(folder, plan, store)
     shard.unlink()
-    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is not whole"):
+    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is corrupt"):
         aggregate(folder, plan, store)
     other = plan_run(tmp_path / "other", write_contigs(tmp_path / "in.fa", seed=9), made_models.config())
     for wrong in ((plan, other.store), (replace(plan, shards=plan.shards[:-1]), store)):
-        with pytest.raises(MismatchError, match="not the one"):
+        with pytest.raises(MismatchError, match="does not belong"):
             aggregate(folder, *wrong)
     assert [path.name for path in folder.root.iterdir()] == ["shards"]

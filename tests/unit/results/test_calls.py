@@ -96,7 +96,7 @@ def call(
     head: type[Head] = ContigHead,
 ) -> tuple[list[str], ContigCalls]:
     parts = parts or candidates([], [])
-    calls = call_contigs(contigs, parts, threshold, mixture, head.tier_rules)
+    calls = call_contigs(contigs, parts, threshold, mixture, head.confidence_rules)
     return [CALLS[number] for number in calls.call.tolist()], calls
 
 

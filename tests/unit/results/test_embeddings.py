@@ -32,7 +32,7 @@ from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.specs import FRAMES_IN_WORDS
 
-NO_CHECKSUMS = "carries no checksums of virnuc"
+NO_CHECKSUMS = "has no virnuc checksums"
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +122,13 @@ def test_files_of_other_kinds_are_called_by_their_name(
     (tmp_path / "cut.h5").write_bytes(path.read_bytes()[:-1])
     kinds = {
         finished_run.folder.shard(0): "shard",
-        write_hdf5(tmp_path / "foreign.h5", {"dna": [1.0]}): "HDF5 file that virnuc did not write",
-        tmp_path / "text.h5": "file of another format than HDF5 and torch",
+        write_hdf5(tmp_path / "foreign.h5", {"dna": [1.0]}): "HDF5 file not written by virnuc",
+        tmp_path / "text.h5": "neither an HDF5 nor a torch file",
         tmp_path / "cut.h5": "damaged HDF5 file",
     }
     for other, kind in kinds.items():
         with pytest.raises(
-            DamagedFileError, match=f"{other} is a {kind}, not a whole embeddings file: give the "
+            DamagedFileError, match=f"{other} is a {kind}, not a complete embeddings file: give the "
         ):
             Embeddings(other)
 
@@ -209,12 +209,12 @@ def test_features_of_virnucpro_open(dtype: torch.dtype, is_zip: bool, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"ids": ["a"], "data": torch.zeros(2, 4)}, "1 ids and 2 rows"),
-        ({"ids": ["a"], "data": torch.zeros(1, 4).expand(1, 4).int()}, "data is no matrix"),
-        ({"ids": [1], "data": torch.zeros(1, 4)}, "ids is no list of names"),
+        ({"ids": ["a"], "data": torch.zeros(2, 4)}, "1 ids but 2 rows"),
+        ({"ids": ["a"], "data": torch.zeros(1, 4).expand(1, 4).int()}, "data is not a numeric matrix"),
+        ({"ids": [1], "data": torch.zeros(1, 4)}, "ids is not a list of names"),
         ({"proteins": ["a"], "data": [torch.zeros(4)]}, "neither ids nor data"),
         (torch.zeros(3, 4), "neither ids nor data"),
-        ({"ids": ["a"] * 4096, "data": torch.zeros(1, 4).expand(4096, 4)}, "more than it holds"),
+        ({"ids": ["a"] * 4096, "data": torch.zeros(1, 4).expand(4096, 4)}, "more than it contains"),
     ],
 )
 def test_other_torch_files_are_refused(content: object, message: str, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_datasets_of_another_form_are_damage(
 
     shard, file = finished_run.plan.shards[0], tmp_path / "file.h5"
     file.write_bytes(edited(finished_run.folder.shard(shard.index), replace))
-    with pytest.raises(DamagedFileError, match="is not whole"):
+    with pytest.raises(DamagedFileError, match="is corrupt"):
         read_shard(file, shard_identity(finished_run.plan, shard))
     file.write_bytes(edited(path, replace))
     with pytest.raises(DamagedFileError, match="cannot be read"):
@@ -323,7 +323,7 @@ def test_the_same_head_gives_the_same_scores_and_one_for_other_frames_none(
     pd.testing.assert_frame_equal(old, new, atol=1e-6)
     [other] = [head for head in heads if str(head) != own]
     words = FRAMES_IN_WORDS[each_run.plan.frames]
-    with pytest.raises(MismatchError, match=f"of chunks, and these vectors are of their {words}"):
+    with pytest.raises(MismatchError, match=f"of chunks, but these embeddings are of their {words}"):
         score_embeddings(path, str(other), out)
     pd.testing.assert_frame_equal(pd.read_csv(out, sep="\t", index_col=0), new)
 
@@ -351,7 +351,7 @@ def test_heads_that_do_not_fit(path: Path, tmp_path: Path) -> None:
     for head, error, message in (
         ("wide.safetensors", MismatchError, "100"),
         ("nowhere", CheckpointError, "nowhere"),
-        ("300.safetensors", MismatchError, "for chunks of 300 bp, and these have 60 bp"),
+        ("300.safetensors", MismatchError, "on chunks of 300 bp, but these have 60 bp"),
     ):
         with pytest.raises(error, match=message):
             score_embeddings(path, str(tmp_path / head), tmp_path / "scores.tsv")
@@ -361,18 +361,18 @@ def test_heads_that_do_not_fit(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        ({"dna": np.zeros((1, 96), np.float32)}, UsageError, "no protein vectors"),
-        ({"embeddings": np.zeros((1, 96), np.float32)}, UsageError, "no dna and no protein vectors"),
-        ({"vectors": np.full((1, 192), np.nan)}, DamagedFileError, r"row 0 .*not finite"),
+        ({"dna": np.zeros((1, 96), np.float32)}, UsageError, "no protein embeddings"),
+        ({"embeddings": np.zeros((1, 96), np.float32)}, UsageError, "no dna and no protein embeddings"),
+        ({"vectors": np.full((1, 192), np.nan)}, DamagedFileError, r"row 0 .*non-finite"),
         (
             {"vectors": np.zeros((1, 192), np.float32), "frames": "longest"},
             MismatchError,
-            "these vectors are of their longest stop-free stretches",
+            "these embeddings are of their longest ORFs",
         ),
         (
             {"vectors": np.zeros((1, 192), np.float32), "frames": "all"},
             DamagedFileError,
-            "'frames' is 'all', and must be open or longest",
+            "'frames' is 'all', not open or longest",
         ),
     ],
 )

@@ -80,7 +80,7 @@ def test_files_and_folders_are_called_by_their_name(
         **dict.fromkeys(["letter.txt", "empty", "plan.json"], "unknown file"),
         **dict.fromkeys(["cut.pt", "without_suffix", "folder"], "checkpoint"),
         **dict.fromkeys(["cut.fa.gz", "odd.fq"], "sequence file"),
-        "foreign.h5": "HDF5 file that virnuc did not write",
+        "foreign.h5": "HDF5 file not written by virnuc",
         "cut.h5": "damaged HDF5 file",
     }
     for path, kind in intact.items():
@@ -92,10 +92,10 @@ def test_files_and_folders_are_called_by_their_name(
     for name, kind in not_intact.items():
         found = inspect_path(tmp_path / name)
         assert (found.kind, found.is_intact, len(found.problems)) == (kind, False, 1)
-        assert ("is no shard, embeddings file" in found.problems[0]) == (
+        assert ("is not a shard, embeddings file" in found.problems[0]) == (
             kind == "unknown file" or "HDF5" in kind
         )
-    with pytest.raises(InputError, match="nothing at"):
+    with pytest.raises(InputError, match="does not exist"):
         inspect_path(tmp_path / "nowhere")
 
 
@@ -120,7 +120,7 @@ def test_what_is_missing_is_named(folder: RunFolder) -> None:
     assert found.facts["shards"] == f"{total - 2} of {total} intact"
     store, shards, contigs = found.problems
     assert str(folder.frames) in store
-    assert f"2 of {total} shards are still to be computed" in shards
+    assert f"2 of {total} shards are not computed yet" in shards
     assert f"{folder.contigs} is missing" in contigs
     folder.report.unlink()
     assert "the run is not finished: run the same command again" in inspect_path(folder.root).problems[-1]
@@ -133,9 +133,9 @@ def test_what_is_of_another_run_is_found(
     other.compute()
     shutil.copy(other.folder.shard(0), folder.shard(0))
     [problem] = inspect_path(folder.root).problems
-    assert "is of another run" in problem
+    assert "belongs to another run" in problem
     write_plan(folder.plan, replace(other.plan, input_digest="0" * 64))
-    assert "holds other sequences than the run was planned for" in inspect_path(folder.root).problems[0]
+    assert "does not contain the sequences of the run's plan" in inspect_path(folder.root).problems[0]
 
 
 def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> None:
@@ -148,12 +148,12 @@ def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) ->
     assert inspect_path(run.folder.root).is_intact
     with h5py.File(out, "r+") as file:
         file["embeddings"][5] = 0
-    assert "is not as it was when run.json was written" in inspect_path(run.folder.root).problems[0]
-    assert "the checksum of 'embeddings' is wrong" in inspect_path(out).problems[0]
+    assert "was modified after run.json was written" in inspect_path(run.folder.root).problems[0]
+    assert "the checksum of 'embeddings' does not match" in inspect_path(out).problems[0]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "not JSON", '{"files": [{}]}'])
 def test_a_report_without_records(folder: RunFolder, content: str) -> None:
     folder.report.write_text(content)
     [problem] = inspect_path(folder.root).problems
-    assert "does not say what the result files of the run are" in problem
+    assert "does not list the result files of the run" in problem

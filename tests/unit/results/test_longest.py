@@ -1,4 +1,4 @@
-"""A run over the longest stop-free stretches of chunks, with a head that was trained for them."""
+"""A run over the longest ORFs of chunks, with a head that was trained for them."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_codes_are_those_of_the_stored_vectors_and_sizes(
 
 def test_a_head_for_open_frames_keeps_no_promise(made_models: MadeModels) -> None:
     for changes in ({"fdr": 0.05}, {"prior": 0.05}):
-        with pytest.raises(UsageError, match=r"need calibrated scores.* head\.safetensors gives none"):
+        with pytest.raises(UsageError, match=r"need a calibrated head.* head\.safetensors is not one"):
             require_head(made_models.config(**changes))
         require_head(made_models.config(**changes, head=str(made_models.longest_head)))
 
@@ -80,7 +80,7 @@ def test_stored_starts_are_where_the_dna_begins(
     with h5py.File(tmp_path / "y.h5", "w") as other:
         other["ids"], other["dna"], other["protein"] = ["a"], np.zeros((1, 96)), np.zeros((1, 96))
         other.attrs["frames"] = "longest"
-    with pytest.raises(UsageError, match="is for the longest stop-free stretches and needs their 'sizes'"):
+    with pytest.raises(UsageError, match="scores the longest ORFs and needs their 'sizes'"):
         score_embeddings(tmp_path / "y.h5", str(made_models.longest_head), tmp_path / "y.tsv")
     with Embeddings(finished_run.folder.embeddings, own=True) as file:
         assert (file.frames, file.starts) == ("open", None)
@@ -135,9 +135,9 @@ def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
     # As wide together, but not each.
     save_head(make_contig_head(100, 92), tmp_path / "head.safetensors", {})
     config = made_models.config(head=str(tmp_path / "head.safetensors"))
-    message = "takes DNA and protein vectors of 100 and 92 numbers, but dnabert gives 96 and .* gives 96"
+    message = "takes DNA and protein embeddings of width 100 and 92, but dnabert gives 96 and .* gives 96"
     with pytest.raises(MismatchError, match=message):
         plan_run(tmp_path / "run", contigs, config)
     facts = inspect_path(tmp_path / "head.safetensors").facts
     assert facts["classes"] == "phage, other virus, bacterium, plasmid"
-    assert facts["frames"] == "longest stop-free stretches"
+    assert facts["frames"] == "longest ORFs"

@@ -79,7 +79,7 @@ def test_warnings_and_run_details(tmp_path: Path) -> None:
         "9 sequences skipped: see rejected.tsv.",
         "The models are &lt;small&gt;.",
         "5 <bdi>not DNA</bdi>, 4 <bdi>empty sequence</bdi>",
-        "1 of 2 batches of tiny were recomputed in fp32, 2 split for lack of memory",
+        "1 of 2 batches of tiny were recomputed in fp32, 2 split to fit in memory",
         'href="https://mlflow.example/1?a=1&amp;b=2"',
         "1 × <bdi>NVIDIA Made</bdi>; 2 sequences/s",
         "12.5%",

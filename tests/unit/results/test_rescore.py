@@ -93,7 +93,7 @@ def test_what_cannot_be_scored(
 ) -> None:
     out, own = tmp_path / "out", str(other_head[1])
     for_other_frames = made_models.longest_head if other_head[0] == "open" else made_models.head
-    with pytest.raises(MismatchError, match="was trained for the"):
+    with pytest.raises(MismatchError, match="was trained on the"):
         score_run(run.folder.root, str(for_other_frames), out)
     if other_head[0] == "open":
         wide = make_head(tmp_path / "wide.safetensors", 100)
@@ -112,7 +112,7 @@ def test_what_cannot_be_scored(
         score_run(unfinished.root, own, out)
     shutil.copyfile(run.folder.embeddings, unfinished.embeddings)
     write_plan(unfinished.plan, replace(run.plan, embeddings="float16"))
-    with pytest.raises(MismatchError, match="is not of"):
+    with pytest.raises(MismatchError, match="does not belong to"):
         score_run(unfinished.root, own, out)
     write_plan(unfinished.plan, replace(run.plan, kind="embed"))
     with pytest.raises(UsageError, match="no predict run"):
@@ -121,5 +121,5 @@ def test_what_cannot_be_scored(
     score_run(run.folder.root, own, scored)
     with pytest.raises(UsageError, match="--embeddings none"):
         score_run(scored, own, out)
-    with pytest.raises(MismatchError, match="holds another run"):
+    with pytest.raises(MismatchError, match="contains another run"):
         score_run(run.folder.root, str(Path(run.plan.head.location)) if run.plan.head else "", scored)

@@ -103,7 +103,7 @@ def test_what_the_document_and_the_summary_say() -> None:
         (
             {},
             {"sample": replace(SAMPLE, expected_fdr=0.61)},
-            r"most of the 3 viral calls are expected to be false \(61\.0%\)",
+            r"most of the 3 viral calls are expected to be false positives \(61\.0%\)",
         ),
         ({}, {"sample": replace(SAMPLE, expected_fdr=0.5)}, None),
         ({}, {"short_contigs": 4}, "4 of 7 sequences are shorter than 200 bp"),

@@ -80,7 +80,7 @@ def test_what_is_removed(
 def test_what_no_run_made_is_refused(tmp_path: Path, made: list[str], foreign: str, force: bool) -> None:
     make(tmp_path, *made)
     before = files(tmp_path)
-    message = f"{tmp_path}/{foreign} would be overwritten, and no run of virnuc made"
+    message = f"{tmp_path}/{foreign} would be overwritten, and was not made by virnuc"
     with pytest.raises(UsageError, match=message), open_run_folder(tmp_path, force=force):
         pass
     assert files(tmp_path) == before
@@ -102,7 +102,7 @@ def test_what_a_killed_run_left_without_a_plan_is_its_own(tmp_path: Path) -> Non
         ("file", "not a folder"),
         ("file/run", "not a folder"),
         ("/proc/none", "/proc/none cannot be written"),
-        ("a\0b", "holds a NUL"),
+        ("a\0b", "contains a NUL"),
     ],
 )
 def test_paths_that_can_be_no_folder(name: str, message: str, tmp_path: Path) -> None:
@@ -118,5 +118,5 @@ def test_a_host_without_the_folder_of_the_run_is_told_from_others(tmp_path: Path
     make(tmp_path, "lanes/token")
     folder.token.write_text("0123")
     folder.require_token("0123")
-    with pytest.raises(HostError, match="it is of another run"):
+    with pytest.raises(HostError, match="it belongs to another run"):
         folder.require_token("4567")

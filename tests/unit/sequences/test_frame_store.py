@@ -89,7 +89,7 @@ def test_a_store_with_another_meta_is_damaged(store: FrameStore, content: bytes 
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DamagedFileError, match=r"not a whole frame store: meta\.json cannot be used"):
+    with pytest.raises(DamagedFileError, match=r"not a complete frame store: meta\.json is invalid"):
         FrameStore.open(store.folder)
 
 
@@ -154,8 +154,8 @@ def test_names_are_made_harmless_and_unique(
     store = build(tmp_path, "".join(f">{name} words\nA\n" for name in names))
     assert store.record_names(0, len(names)) == expected
     assert store.meta.num_renamed == num_renamed
-    assert (f"{num_renamed} records have the name of an earlier one" in caplog.text) == bool(num_renamed)
-    assert ("names that could do harm" in caplog.text) == is_hostile
+    assert (f"{num_renamed} records have duplicate names" in caplog.text) == bool(num_renamed)
+    assert ("names unsafe for" in caplog.text) == is_hostile
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["frames", "input.fa"]
     assert not list(store.folder.glob("*/"))
 
@@ -206,7 +206,7 @@ def test_a_store_is_replaced_by_a_complete_one_only(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "frames").mkdir()
     (tmp_path / "frames" / "thesis.tex").write_text("x")
-    with pytest.raises(UsageError, match="in the way"):
+    with pytest.raises(UsageError, match="exists and is not a frame store"):
         build(tmp_path, ">a\nACGT\n")
     assert (tmp_path / "frames" / "thesis.tex").exists()
 
@@ -217,7 +217,7 @@ def test_a_store_says_how_records_were_cut(tmp_path: Path) -> None:
     assert store.chunk_record.tolist() == [0] * 3 + [1] * 4 + [2] * 6
     meta = store.folder / "meta.json"
     meta.write_text(meta.read_text().replace(CHUNKS_BY_RECORD, "auto:500<2000"))
-    with pytest.raises(DamagedFileError, match="not a whole frame store"):
+    with pytest.raises(DamagedFileError, match="not a complete frame store"):
         FrameStore.open(store.folder)
 
 

@@ -113,7 +113,7 @@ def _records() -> Iterator[HardInput]:
 def _refused() -> Iterator[HardInput]:
     proteins = fasta([(f"protein_{i}", protein(200 + i, 50 + i)) for i in range(3)])
     compressed = gzip.compress(fasta([("contig", dna(8000, 60))]), mtime=0)
-    none_usable = "none of the 3 records can be used; the first one: not DNA"
+    none_usable = "none of the 3 records can be used; the first: not DNA"
     yield HardInput("proteins.fa", proteins, error=none_usable)
     yield HardInput("empty.fa", b"", error="no sequence record found")
     yield HardInput("text.txt", b"a text without any header\n", error="neither FASTA nor FASTQ")
@@ -154,7 +154,7 @@ def test_what_cannot_be_used_is_one_clear_error(
     path.write_bytes(made.content)
     assert main(["frames", str(path), "--chunk-length", "500", "--out", str(out)]) == 3
     *warnings, error = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("virnuc: warning: ") for line in warnings)
+    assert all(line[9:].startswith("virnuc: warning: ") for line in warnings)
     assert error.startswith("virnuc: error: ")
     assert str(made.error) in error
     assert name in error

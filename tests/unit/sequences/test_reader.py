@@ -106,7 +106,7 @@ def test_a_bgzip_file_cut_between_two_blocks_is_truncated(path: Path) -> None:
 def test_something_else_behind_compressed_data_is_an_error(
     path: Path, compress: Compress, rest: bytes
 ) -> None:
-    with pytest.raises(InputError, match=r"damaged: its .* data are followed by something else"):
+    with pytest.raises(InputError, match=r"damaged: its .* data are followed by other bytes"):
         read(path, compress(FASTA) + rest)
 
 
@@ -144,7 +144,7 @@ def test_a_file_without_records_is_named_in_a_warning(
     path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     assert read(path, content) == []
-    assert f"{path} holds no sequence record" in caplog.text
+    assert f"{path} contains no sequence record" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_impossible_paths(tmp_path: Path, name: str, message: str) -> None:
         (b"ACGTACGTAE", "dna", None),
         (b"ACGTACGTEE", "dna", "not DNA: 2 of 10 letters"),
         (b"MKVBZXUOJ*-.", "protein", None),
-        (b"MKV1", "protein", "not a protein: 1 letters are not amino-acid codes, the first is '1'"),
+        (b"MKV1", "protein", "not a protein: 1 letters are not amino-acid codes, the first '1'"),
     ],
 )
 def test_what_can_be_used(sequence: bytes, alphabet: Alphabet, reason: str | None) -> None:
@@ -235,6 +235,6 @@ def test_a_record_that_does_not_fit_into_memory_is_refused(
     if num_records is not None:
         assert len(read(path, gzip.compress(content))) == num_records
     else:
-        message = r"input holds a record of more than [\d,]+ bytes, which does not fit"
+        message = r"input contains a record of more than [\d,]+ bytes, which does not fit"
         with pytest.raises(InputError, match=message):
             read(path, gzip.compress(content))

@@ -83,12 +83,12 @@ def test_file_waits_while_it_is_young_or_changing(tmp_path: Path) -> None:
     young = FileSnapshot.of(put(tmp_path / "b.fa", modified=time.time() - 20))
     future = FileSnapshot.of(put(tmp_path / "c.fa", modified=time.time() + 1e6))
     assert settled.reason_to_wait(60.0) == young.reason_to_wait(10.0) == future.reason_to_wait(0.0) == ""
-    assert "written 2" in young.reason_to_wait(60.0)
+    assert "modified 2" in young.reason_to_wait(60.0)
     assert "future" in future.reason_to_wait(60.0)
     put(tmp_path / "a.fa", ">a\nACGTA\n")
     assert "changed" in settled.reason_to_wait(0.0)
     (tmp_path / "a.fa").unlink()
-    assert "not there" in settled.reason_to_wait(0.0)
+    assert "removed" in settled.reason_to_wait(0.0)
 
 
 def test_digest_is_kept_as_long_as_size_and_time_are_the_same(
@@ -97,7 +97,7 @@ def test_digest_is_kept_as_long_as_size_and_time_are_the_same(
     """Other bytes with the same size and time show that the file is not read again."""
     path, cache = put(tmp_path / "a.fa", "one"), put(tmp_path / "cache.json", "[]")
     digests = DigestCache(cache)
-    assert "every file is read again" in caplog.text
+    assert "all files are hashed again" in caplog.text
     first = digests.sha256(FileSnapshot.of(path))
     digests.sha256(FileSnapshot.of(put(tmp_path / "gone.fa")))
     digests.save()
@@ -110,7 +110,7 @@ def test_digest_is_kept_as_long_as_size_and_time_are_the_same(
     digests = DigestCache(tmp_path / "no folder" / "cache.json")
     assert digests.sha256(FileSnapshot.of(path)) != first
     digests.save()
-    assert "files are read again next time" in caplog.text
+    assert "files are hashed again next time" in caplog.text
 
 
 def test_settings_count_unless_they_say_where_and_how_fast(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_rejected_file_replaces_no_other_and_leaves_the_inbox_by_no_link(night
     path = nights.put("a.fa", "three")
     outcome = nights.outcomes()["a.fa"]
     assert outcome.status == "failed"
-    assert outcome.why.startswith("Bad three. It cannot be moved aside")
+    assert outcome.why.startswith("Bad three. The file cannot be moved to rejected")
     assert path.exists()
     assert len(list(elsewhere.iterdir())) == 4
 

@@ -57,7 +57,7 @@ def test_page_says_what_was_found_with_what_and_where_each_lane_worked(
     monkeypatch.setattr(publishing, "show_table", lambda key, rows, _: tables.update({key: rows}))
     publishing.show_run(tmp_path, run)
     page = pages["virnuc-summary"]
-    assert page.startswith("# 20 sequences embedded (0 of 2 shards kept from before), 2 sequences/s")
+    assert page.startswith("# 20 sequences embedded (0 of 2 shards reused), 2 sequences/s")
     assert r"| ESM-2 my\_model | 8 | fp32, packed engine, sdpa attention | 50.0% | `aaaaaaaaaaaa` |" in page
     assert "- results: /results/sample\n" in page
     lane, idle = tables["virnuc-lanes"]

@@ -32,7 +32,7 @@ def test_a_clock_that_is_off_by_the_servers_time(
     )
     found = clock_fault() or ""
     assert said in found
-    assert ("the server's: synchronize it" in found) == bool(said)
+    assert ("the Prefect server: synchronize it" in found) == bool(said)
 
 
 def test_the_folder_of_the_run_must_be_the_same_here(tmp_path: Path) -> None:
@@ -45,14 +45,14 @@ def test_the_folder_of_the_run_must_be_the_same_here(tmp_path: Path) -> None:
     assert "mount the shared folder" in (fault("0123") or "")
     folder.token.write_text("0123")
     assert fault("0123") is None
-    assert "it is of another run" in (fault("4567") or "")
+    assert "it belongs to another run" in (fault("4567") or "")
 
 
 @pytest.mark.parametrize("deployed", [None, "4298898d3f", "unknown"])
 def test_a_version_that_is_no_release_is_passed_over(deployed: str | None) -> None:
     """As `prefect deploy` gives one to a file without a version."""
     assert version_fault(deployed) is None
-    assert "is installed here and the deployment is of 9.9.0" in (version_fault("9.9.0") or "")
+    assert "is installed, but the deployment is of 9.9.0" in (version_fault("9.9.0") or "")
 
 
 @pytest.mark.parametrize("answer", ["fits", "is sick", "hangs"])
@@ -74,7 +74,7 @@ def test_a_gpu_is_tried_out_at_first_and_after_a_failure(
     expected = {
         "fits": None,
         "is sick": "a product of matrices is wrong",
-        "hangs": "the GPU does not answer within 180 s",
+        "hangs": "the GPU did not respond within 180 s",
     }
     assert said() == expected[answer]
     assert device_fault(record, "cpu") is None

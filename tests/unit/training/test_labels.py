@@ -75,7 +75,7 @@ def test_the_class_is_in_the_lineage(tmp_path: Path) -> None:
     assert classes == {"PHAGE.1": "viral", "ECOLI.1": "bacteria", "HUMAN.1": "eukaryota"}
     assert sequences == {f"{record.name}.1": str(record.seq) for record in records[:3]}
     twice = write_genbank(tmp_path / "twice.gb", made_record("PHAGE", ["Bacteria"]), records[0])
-    with pytest.raises(InputError, match=r"PHAGE\.1 is twice in it"):
+    with pytest.raises(InputError, match=r"PHAGE\.1 occurs twice"):
         converted(twice)
 
 
@@ -178,8 +178,8 @@ def test_the_same_sequence_in_both_classes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\tviral\n", "does not name the columns seq_name and label or class"),
-        (b"record\tclass\na\tviral\n", r"labels\.tsv does not name .* \(contig, record or id is seq_name\)"),
+        (b"a\tviral\n", r"lacks the columns seq_name \(or contig, record, id\) and label or class"),
+        (b"record\tclass\na\tviral\n", r"labels\.tsv lacks .* \(or contig, record, id\)"),
         (b"seq_name\tclass\na\tviral\na\tplant\n", "two values of class: viral and plant"),
         (b"seq_name\tlabel\tclass\na\t\tviral\n", "line 2: the seq_name or its label is missing"),
         (b"seq_name,label\nb,viral\n", "record a .* has no label"),
@@ -197,9 +197,9 @@ def test_tables_that_cannot_be_used(tmp_path: Path, content: bytes, message: str
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (LabelledFiles(), "no sequences are given"),
-        (LabelledFiles(labelled=("a.fa",)), "nothing says which records"),
-        (LabelledFiles(viral=("a.fa",), labels="a.fa"), "--labels is for files"),
+        (LabelledFiles(), "no sequences given"),
+        (LabelledFiles(labelled=("a.fa",)), "no labels for"),
+        (LabelledFiles(viral=("a.fa",), labels="a.fa"), "--labels applies to files"),
         (LabelledFiles(viral=("a.fa",), other=("a.fa",)), "is given twice"),
         (LabelledFiles(viral=("-",)), "standard input"),
     ],

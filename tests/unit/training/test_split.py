@@ -139,7 +139,7 @@ def test_a_group_of_both_classes_is_for_training_only(caplog: pytest.LogCaptureF
         part = split_records(is_viral, groups, np.ones(12, bool), 0.4, seed)
         assert part[:2].tolist() == [TRAIN, TRAIN]
         assert {VALIDATION, TEST} <= set(part.tolist())
-    assert "1 groups of related records hold viral and other records" in caplog.text
+    assert "1 groups of related records contain viral and other records" in caplog.text
     is_viral = np.arange(300) < 100
     part = split_records(is_viral, np.arange(300), np.ones(300, bool), 0.2, seed=1)
     assert np.bincount(part[is_viral]).tolist() == [60, 20, 20]

@@ -97,7 +97,7 @@ def test_foreign_package_of_the_same_name_is_refused(
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UsageError, match=f"{package} in {tmp_path}.* environment of its own"):
+    with pytest.raises(UsageError, match=f"{package} in {tmp_path}.* separate environment"):
         require_one_folder()
 
 

@@ -25,7 +25,7 @@ REFUSALS = [
     ("predict a.fa -o x --chunk-length some", 2, "--chunk-length: Input should be a valid integer"),
     ("predict a.fa -o x --devices 0,gpu", 2, "--devices"),
     ("predict a.fa -o x -t 0", 2, "--threads: Input should be greater than 0"),
-    ("predict a.fa -o x --threshold 0.9 --fdr 0.05", 2, "--threshold and --fdr exclude each other"),
+    ("predict a.fa -o x --threshold 0.9 --fdr 0.05", 2, "--threshold and --fdr cannot be combined"),
     (
         "VIRNUC_TOKEN_BUDGET=many predict a.fa -o x",
         2,
@@ -43,11 +43,15 @@ REFUSALS = [
     ("frames a.fa -o a.fa --chunk-length 500", 2, "is the input"),
     ("train --viral a.fa -o no/head.safetensors", 2, "--out no/head.safetensors"),
     # Models and heads come before inputs.
-    ("predict absent.fa -o run --esm-model 4B", 4, "no model 4B"),
-    ("predict absent.fa -o run --dnabert-model 650M", 4, "no model 650M"),
-    ("predict absent.fa -o run --head absent.pth", 4, "no classifier head absent.pth"),
-    ("predict absent.fa -o run --preset virnucpro-500", 2, "no head is bundled for DNABERT-S and 3B"),
-    ("embed absent.fa -o a.h5 --model esm2:4B", 4, "no model 4B"),
+    ("predict absent.fa -o run --esm-model 4B", 4, "unknown model 4B"),
+    ("predict absent.fa -o run --dnabert-model 650M", 4, "unknown model 650M"),
+    ("predict absent.fa -o run --head absent.pth", 4, "unknown classifier head absent.pth"),
+    (
+        "predict absent.fa -o run --preset virnucpro-500",
+        2,
+        "no classifier head is bundled for DNABERT-S and 3B",
+    ),
+    ("embed absent.fa -o a.h5 --model esm2:4B", 4, "unknown model 4B"),
     ("embed a.fa -o a.h5 --model esm2:./absent/x", 4, "./absent/x"),
     *(
         (command.format(path), 3, path)
@@ -63,10 +67,10 @@ REFUSALS = [
 
 # Content of virnuc.toml, and text of the message.
 FILES = [
-    (b"precison = 'fp16'", "virnuc.toml: precison is no setting: did you mean precision?"),
-    (b"json = true", "virnuc.toml: json is no setting"),
-    (b"switches = []", "virnuc.toml: switches is no setting"),
-    (b"[predict]\nhead = 'a'", "virnuc.toml: predict is no setting"),
+    (b"precison = 'fp16'", "virnuc.toml: unknown setting precison; did you mean precision?"),
+    (b"json = true", "virnuc.toml: unknown setting json"),
+    (b"switches = []", "virnuc.toml: unknown setting switches"),
+    (b"[predict]\nhead = 'a'", "virnuc.toml: unknown setting predict"),
     (b"token-budget = 'many'", "virnuc.toml: token-budget: Input should be a valid integer"),
     (b"token_budget = 1.5", "virnuc.toml: token-budget: Input should be a valid integer"),
     (b"token_budget = 1\ntoken-budget = 2", "virnuc.toml: a setting is given twice"),
@@ -74,9 +78,9 @@ FILES = [
     (b"threads = 0", "virnuc.toml: threads: Input should be greater than 0"),
     (b"precision = 'fp12'", "virnuc.toml: precision: Input should be 'auto', 'fp32'"),
     (b'head = "a\\u0000b"', "NUL"),
-    (b"[predict\na = 1", "virnuc.toml is not TOML in UTF-8"),
-    (b"a = " + b"[" * 100_000, "virnuc.toml is not TOML in UTF-8"),
-    (b"head = '\xff'", "virnuc.toml is not TOML in UTF-8"),
+    (b"[predict\na = 1", "virnuc.toml is not valid TOML in UTF-8"),
+    (b"a = " + b"[" * 100_000, "virnuc.toml is not valid TOML in UTF-8"),
+    (b"head = '\xff'", "virnuc.toml is not valid TOML in UTF-8"),
 ]
 
 

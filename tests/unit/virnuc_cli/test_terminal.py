@@ -1,5 +1,6 @@
 import io
 import logging
+import re
 
 import pytest
 from rich.console import Console
@@ -18,11 +19,7 @@ def test_lines_are_few_and_the_last_one_is_there() -> None:
     progress.stage("embed")
     for done in range(101):
         progress.lane(lane(done))
-    assert lines == [
-        "virnuc: embed",
-        "virnuc: lane 0 on cpu: 0 of 100 sequences",
-        "virnuc: lane 0 on cpu: 100 of 100 sequences",
-    ]
+    assert lines == ["virnuc: computing embeddings", "virnuc: lane 0 on cpu: 100% (100 of 100 rows)"]
 
 
 def test_bars_show_every_lane_until_it_is_done() -> None:
@@ -34,7 +31,7 @@ def test_bars_show_every_lane_until_it_is_done() -> None:
         bars.lane(lane(20, number=1))
         bars.lane(lane(50))
         shown.refresh()
-        assert all(text in screen.getvalue() for text in ("embed", "lane 0 cpu", "lane 1 cpu"))
+        assert all(text in screen.getvalue() for text in ("computing embeddings", "lane 0 cpu", "lane 1 cpu"))
         bars.lane(lane(100))
         screen.seek(0)
         screen.truncate()
@@ -57,4 +54,4 @@ def test_warnings_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with terminal("human"):
         current_progress().stage("index")
-    assert capsys.readouterr().err == "virnuc: index\n"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d virnuc: reading sequences\n", capsys.readouterr().err)

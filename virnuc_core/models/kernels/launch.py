@@ -33,7 +33,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     except (OutOfResources, PTXASError) as error:
         raise DeviceError(
             f"{_current_device()} cannot run virnuc's kernel {kernel.__name__} (compiled for it: {error}). "
-            "Use --precision fp32, which does without it, or another GPU, and please report this message."
+            "Use --precision fp32, which does not need it, or another GPU, and please report this message."
         ) from error
 
 

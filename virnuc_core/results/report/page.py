@@ -140,7 +140,7 @@ def _details(folder: RunFolder, document: Mapping[str, Any]) -> Iterator[tuple[s
             reasons = Counter(line.rstrip("\n").rpartition("\t")[2] for line in lines).most_common(5)
         yield "Skipped", ", ".join(f"{count:,} {_isolated(reason)}" for reason, count in reasons)
     if sample:
-        yield "Share of viruses", f"{sample['share']:.1%}"
+        yield "Viral fraction", f"{sample['share']:.1%}"
         if sample["threshold"] is not None:
             yield "Score threshold", f"{sample['threshold']:.3f}"
     steps = chunk_steps(document["chunk_length"])
@@ -155,7 +155,7 @@ def _details(folder: RunFolder, document: Mapping[str, Any]) -> Iterator[tuple[s
     for model in work["models"]:
         if model["fp32_batches"] or model["out_of_memory"]:
             words = f"{model['fp32_batches']:,} of {model['batches']:,} batches of {visible(model['name'])} were recomputed in fp32"
-            yield "Repeated", escape(f"{words}, {model['out_of_memory']:,} split for lack of memory")
+            yield "Repeated", escape(f"{words}, {model['out_of_memory']:,} split to fit in memory")
     devices = Counter(lane["device_name"] or lane["device"] for lane in document["lanes"])
     if devices:
         speed = document["throughput"]["sequences_per_second"]

@@ -84,8 +84,8 @@ function showRows() {
   if (!matching) view.body.append(h("tr", {}, h("td", { colspan: COLUMNS.length, text: "No contig matches the filter." })));
   view.status.textContent = matching === numContigs ? plural(matching, "contig") : `${count(matching)} of ${plural(numContigs, "contig")}`;
   view.export.disabled = !matching;
-  const cut = matching > MAX_ROWS && `Showing ${count(MAX_ROWS)} of ${count(matching)} rows; sorting, filters and the download use all of them. `;
-  const missing = numContigs < data.total && `The report has ${count(numContigs)} of ${plural(data.total, "contig")}, the most likely viral ones; contigs.tsv has all.`;
+  const cut = matching > MAX_ROWS && `Showing ${count(MAX_ROWS)} of ${count(matching)} rows; sorting, filters and the download apply to all. `;
+  const missing = numContigs < data.total && `The report lists ${count(numContigs)} of ${plural(data.total, "contig")}, the most likely viral ones; contigs.tsv lists all.`;
   view.rest.replaceChildren(...[cut, missing].filter(Boolean));
 }
 

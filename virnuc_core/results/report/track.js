@@ -7,7 +7,7 @@ function provirusCards() {
   data.tracks.forEach((track) => cards.set(track.contig, card(track)));
   const all = contigs.call.filter((call) => names.call[call] === "provirus").length;
   return [h("p", { class: "dim", text: "Each bar is the virus score of a chunk, or the mean of neighbouring chunks in long contigs; the provirus is shaded." }),
-    ...cards.values(), all > cards.size && h("p", { class: "dim", text: `Showing ${cards.size} of ${count(all)}; virus_summary.tsv has all of them.` })];
+    ...cards.values(), all > cards.size && h("p", { class: "dim", text: `Showing ${cards.size} of ${count(all)}; virus_summary.tsv lists all.` })];
 }
 
 function card(track) {
@@ -27,7 +27,7 @@ function card(track) {
     h("summary", {}, h("bdi", { class: "name", text: contigs.seq_name[track.contig] }), " ", dim(`${bases(length)} · ${track.proviruses.map(({ start, end }) => `${count(start)}–${count(end)}`).join(", ")}`)),
     h("ul", {}, proviruses),
     track.start.length ? [plot, button("Whole contig", "Show the whole contig", () => show(0, length))]
-      : h("p", { class: "dim", text: "The report has no room for the scores of this contig; they are in chunks.tsv." }));
+      : h("p", { class: "dim", text: "Too many chunks to plot here: see chunks.tsv." }));
 }
 
 function trackImage(track, { from, to }, width) {
