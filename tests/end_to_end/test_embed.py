@@ -25,7 +25,7 @@ def test_proteins_with_a_model_named_by_family_or_known_by_content(
         assert file["embeddings"].shape == (9, WIDTH)
         np.testing.assert_array_equal(file["embeddings"][()], other["embeddings"][()])
     other = ("--out", tmp_path / "x.h5", "--model", f"dnabert:{models.esm2}")
-    virnuc.refused(4, "an ESM-2 model where a DNABERT-S model is needed", "embed", contigs, *other)
+    virnuc.refused(4, "contains an ESM-2 model, but a DNABERT-S model is needed", "embed", contigs, *other)
 
 
 def test_dna_from_standard_input_in_half_precision(

@@ -63,7 +63,7 @@ def test_a_head_that_gives_contigs_no_numbers_is_refused(
     broken, run = tmp_path / "broken.safetensors", tmp_path / "run"
     save_head(head, broken, {})
     command = ("predict", contigs, "--out", run, *models.flags, "--head", broken)
-    virnuc.refused(4, "its weights are broken", *command)
+    virnuc.refused(4, "its weights are corrupt", *command)
     assert not (run / "contigs.tsv").exists()
 
 

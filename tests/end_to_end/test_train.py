@@ -152,7 +152,7 @@ def test_labels_from_genbank(virnuc: CommandLine, chosen: tuple[str, ...], tmp_p
     records = [made_record(f"{name}{i}", lineages[name]) for name in lineages for i in range(6)]
     genbank = write_genbank(tmp_path / "genomes.gb", *records)
     virnuc.done("train", "--genbank", genbank, "--out", tmp_path / "head.safetensors", *chosen, *FAST)
-    assert "GenBank: 12 records; 0 left out" in (tmp_path / "head.md").read_text()
+    assert "GenBank: 12 records; 0 skipped" in (tmp_path / "head.md").read_text()
 
 
 def test_what_cannot_be_trained_or_evaluated(
@@ -167,7 +167,7 @@ def test_what_cannot_be_trained_or_evaluated(
     same.write_text(f">x\n{Path(classes[1]).read_text().splitlines()[1]}\n")
     out = tmp_path / "head.safetensors"
     for files, code, message in (
-        (("--viral", few, *classes[2:]), 3, "2 groups of related viral records"),
+        (("--viral", few, *classes[2:]), 3, "2 groups of related, usable viral records"),
         (("--viral", closed, "--other", closed_too), 3, "no record has an ORF of 10 codons"),
         ((*classes, same), 3, "the same sequence is labelled viral and nonviral"),
         ((), 2, "no sequences given"),

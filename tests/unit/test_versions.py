@@ -50,9 +50,9 @@ def test_the_table_says_what_the_installation_asks_for() -> None:
     ("package", "since", "before", "newer", "is_optional", "state", "advice"),
     [
         ("numpy", "1", "99", "warning", False, "ok", ""),
-        ("numpy", "98", "99", "warning", True, "problem", "from 98 and before 99"),
-        ("numpy", "0", "1.26", "warning", False, "warning", "before 1.26"),
-        ("numpy", "0", "1.26", "problem", False, "problem", "before 1.26"),
+        ("numpy", "98", "99", "warning", True, "problem", ">=98,<99"),
+        ("numpy", "0", "1.26", "warning", False, "warning", "<1.26"),
+        ("numpy", "0", "1.26", "problem", False, "problem", "<1.26"),
         ("no-such-one", "1", "2", "warning", True, "ok", ""),
         ("no-such-one", "1", "2", "warning", False, "problem", "pip install"),
     ],
@@ -84,4 +84,4 @@ def test_a_run_is_warned_of_what_is_not_known(
         assert caplog.messages == []
         log_version_warnings("compute")
     [message] = caplog.messages
-    assert message.startswith(f"numpy {installed_version('numpy')}: known to work: before 1.26 (made up)")
+    assert message.startswith(f"numpy {installed_version('numpy')}: known to work: <1.26 (made up)")

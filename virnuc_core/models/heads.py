@@ -263,6 +263,7 @@ class ContigHead(Head):
     """Scores rows, chunks and contigs; see the module's diagram."""
 
     frames = "longest"
+    _kind = "a head of virnuc train for the longest ORFs"
     confidence_rules = (ConfidenceRule("confident", 2, 0.9), ConfidenceRule("likely", 1, 0.75))
 
     def __init__(self, spec: HeadSpec, dropout: float = 0.0) -> None:

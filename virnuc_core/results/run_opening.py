@@ -98,9 +98,7 @@ def require_replaceable(out: Path, is_own: Callable[[Path], bool], kind: str, *,
     if _is_plan(folder.plan) and (is_ours or is_recorded):
         return
     if not is_ours:
-        raise UsageError(
-            f"--out {out} exists and is not a {kind} of virnuc: move it, or choose another --out."
-        )
+        raise UsageError(f"--out {out} exists and is not a virnuc {kind}: move it, or choose another --out.")
     if not force:
         raise UsageError(
             f"--out {out} exists and does not belong to a run in {folder.root}: choose another --out, or replace it with --force."

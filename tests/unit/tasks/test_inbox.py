@@ -139,7 +139,7 @@ def test_settings_count_unless_they_say_where_and_how_fast(tmp_path: Path) -> No
     first = digest(esm_model=str(weights.parent), head=str(head))
     put(weights, "two", modified=OLD + 1)
     assert digest(esm_model=str(weights.parent), head=str(head)) != first
-    with pytest.raises(CheckpointError, match="no classifier head"):
+    with pytest.raises(CheckpointError, match="unknown classifier head"):
         digest(head=str(tmp_path / "none"))
 
 
