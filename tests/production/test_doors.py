@@ -134,5 +134,5 @@ def test_a_worker_uses_nothing_of_its_working_folder(stack: Stack, tmp_path: Pat
         check=False,
     )
     assert done.returncode == UsageError.exit_code, done.stderr
-    assert "at work" in done.stderr
+    assert "is already running" in done.stderr
     assert list(folder.glob("ran-*")) == []
