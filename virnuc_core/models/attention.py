@@ -297,16 +297,15 @@ def _alibi_bias(slopes: Tensor, begin: int, end: int, length: int) -> Tensor:
 class TritonAttention:
     """Our kernels; `virnuc_core.models.kernels.attention.packed_attention` documents the attributes."""
 
-    short_tiles: Tensor
-    long_tiles: Tensor
+    tiles: tuple[Tensor, ...]
     cos_sin: Tensor | None
     slopes: Tensor | None
 
     def __call__(self, qkv: Tensor, quantize: bool = False) -> Tensor:
-        """(T, 3, N, H) -> (T, N * H), in fp8 e4m3 if `quantize`."""
+        """(T, 3, N, H) -> (T, N * H), in fp8 e4m3 if `quantize`; overwrites keys."""
         from virnuc_core.models.kernels.attention import packed_attention
 
-        return packed_attention(qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes, quantize)
+        return packed_attention(qkv, self.tiles, self.cos_sin, self.slopes, quantize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,21 +350,21 @@ class PackedLayout:
         backend: AttentionBackend,
         device: torch.device,
         dtype: torch.dtype,
-        rotary_head_dim: int | None = None,
+        head_dim: int,
         alibi_heads: int | None = None,
     ) -> Self:
         """Plans on the host, then copies to `device` without synchronising.
 
-        `cu_seqlens` is int32 (B + 1,), starting at 0; `device` and `dtype` are the model's. `rotary_head_dim` is H of
-        a model with rotary positions, `alibi_heads` N of a model with ALiBi.
+        `cu_seqlens` is int32 (B + 1,), starting at 0; `device` and `dtype` are the model's. `alibi_heads` is N of a
+        model with ALiBi, None of one with rotary positions.
         """
         slopes = None if alibi_heads is None else _slopes_on(alibi_heads, device)
         if backend == "triton":
-            return cls(*_build_triton(cu_seqlens, rotary_head_dim, slopes, device))
+            return cls(*_build_triton(cu_seqlens, head_dim, slopes, device))
         bounds = to_device(cu_seqlens, device)
         table = None
-        if rotary_head_dim is not None:
-            table = rotary_table(rotary_head_dim, position_ids(bounds, int(cu_seqlens[-1])))
+        if slopes is None:
+            table = rotary_table(head_dim, position_ids(bounds, int(cu_seqlens[-1])))
         lengths = np.diff(cu_seqlens)
         longest = int(lengths.max(initial=0))
         attention: Callable[[Tensor], Tensor]
@@ -471,20 +470,19 @@ def _flash_attn() -> Callable[..., Any]:
 
 
 def _build_triton(
-    cu_seqlens: npt.NDArray[np.int32], head_dim: int | None, slopes: Tensor | None, device: torch.device
+    cu_seqlens: npt.NDArray[np.int32], head_dim: int, slopes: Tensor | None, device: torch.device
 ) -> tuple[Tensor, TritonAttention]:
-    from virnuc_core.models.kernels.attention import BLOCK, padded_head_dim, plan_tiles  # imports triton
+    from virnuc_core.models.kernels import attention as kernels  # imports triton
 
-    bounds, short_tiles, long_tiles = (
-        to_device(part, device) for part in (cu_seqlens, *plan_tiles(cu_seqlens))
-    )
+    planned = kernels.plan_tiles(cu_seqlens, whole=kernels.takes_whole_sequences(device, head_dim))
+    bounds, *tiles = (to_device(part, device) for part in (cu_seqlens, *planned))
     cos_sin = None
-    if head_dim is not None:
+    if slopes is None:
         longest = int(np.diff(cu_seqlens).max(initial=1))
         # A power of two, so that few tables are ever made.
-        num_positions = max(BLOCK, 1 << (longest - 1).bit_length())
-        cos_sin = _rotary_table_on(head_dim, padded_head_dim(head_dim), num_positions, device)
-    return bounds, TritonAttention(short_tiles, long_tiles, cos_sin, slopes)
+        num_positions = max(2 * kernels.BLOCK, 1 << (longest - 1).bit_length())
+        cos_sin = _rotary_table_on(head_dim, kernels.padded_head_dim(head_dim), num_positions, device)
+    return bounds, TritonAttention(tuple(tiles), cos_sin, slopes)
 
 
 @lru_cache(maxsize=16)

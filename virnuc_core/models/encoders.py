@@ -56,14 +56,13 @@ class Encoder(nn.Module):
     def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
         """The layout of one batch on the model's device; `cu_seqlens` is int32 (B + 1,) on the host, starting at 0."""
         weight = next(self.parameters())
-        has_alibi = self.spec.family == "dnabert_s"
         return PackedLayout.build(
             cu_seqlens,
             backend=backend,
             device=weight.device,
             dtype=weight.dtype,
-            rotary_head_dim=None if has_alibi else self.spec.head_dim,
-            alibi_heads=self.spec.num_heads if has_alibi else None,
+            head_dim=self.spec.head_dim,
+            alibi_heads=self.spec.num_heads if self.spec.family == "dnabert_s" else None,
         )
 
     @abstractmethod

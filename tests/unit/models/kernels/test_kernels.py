@@ -95,9 +95,15 @@ def attend(
     quantize: bool = False,
 ) -> torch.Tensor:
     _, _, heads, head_dim = qkv.shape
-    scheme = {"rotary_head_dim": head_dim} if positions == "rotary" else {"alibi_heads": heads}
-    layout = PackedLayout.build(bounds_of(lengths), backend=backend, device=DEVICE, dtype=qkv.dtype, **scheme)
-    return packed_attention(qkv, layout, quantize=quantize)
+    layout = PackedLayout.build(
+        bounds_of(lengths),
+        backend=backend,
+        device=DEVICE,
+        dtype=qkv.dtype,
+        head_dim=head_dim,
+        alibi_heads=heads if positions == "alibi" else None,
+    )
+    return packed_attention(qkv.clone(), layout, quantize=quantize)  # it overwrites keys
 
 
 def reference(qkv: torch.Tensor, lengths: list[int], positions: str) -> torch.Tensor:
@@ -133,7 +139,7 @@ def test_a_sequence_gets_the_same_bits_in_any_batch(positions: str) -> None:
     qkv = random(sum(lengths), 3, 3, 64)
     together = attend(qkv, lengths, "triton", positions).split(lengths)
     for length, own_qkv, expected in zip(lengths, qkv.split(lengths), together, strict=True):
-        assert torch.equal(attend(own_qkv.clone(), [length], "triton", positions), expected), length
+        assert torch.equal(attend(own_qkv, [length], "triton", positions), expected), length
 
 
 @each_scheme
@@ -141,9 +147,8 @@ def test_a_sequence_gets_the_same_bits_in_any_batch(positions: str) -> None:
 def test_attention_with_the_shared_memory_of_a_smaller_device(
     monkeypatch: pytest.MonkeyPatch, positions: str, head_dim: int
 ) -> None:
-    """It takes a sequence step by step, and where even its keys do not fit, they are loaded again."""
+    """It cuts short sequences into tiles, too."""
     monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
-    assert not attention.programs_that_fit(128, 101_376)
     lengths = LENGTHS["mixed"]
     qkv = random(sum(lengths), 3, 3, head_dim)
     expected = reference(qkv, lengths, positions)
@@ -244,29 +249,31 @@ def _start(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @interpreted
-def test_offsets_beyond_int32(tmp_path: Path) -> None:
+@each_scheme
+def test_offsets_beyond_int32(positions: str, tmp_path: Path) -> None:
     """One head of a sequence whose last rows are 2^31 elements after its first, in all buffers."""
     length, num_heads, head_dim = 300, 2**17, 64
     first_query = 256
     qkv = _sparse(tmp_path / "qkv", length, 3, num_heads, head_dim)
-    out, rotated = (_sparse(tmp_path / name, length, num_heads, head_dim) for name in ("out", "rotated"))
+    out = _sparse(tmp_path / "out", length, num_heads, head_dim)
     assert first_query * out.stride(0) == 2**31
-    qkv[:, :, 0] = random(length, 3, head_dim)
-    tile = torch.tensor([[0, length, first_query]], dtype=torch.int32)
+    qkv[:, :, 0] = own = random(length, 3, head_dim)
+    tiles = torch.tensor([[0, length, first] for first in range(0, length, 64)], dtype=torch.int32)
     dims = (num_heads, head_dim, head_dim, attention.BLOCK)
-
-    slopes = torch.full((num_heads,), 0.1)
+    table, slopes = rotary_table(head_dim, torch.arange(320)), torch.full((num_heads,), 0.1)
+    scheme = (table, None) if positions == "rotary" else (None, slopes)
+    starts = tuple(map(_start, (qkv, out)))
+    if positions == "rotary":
+        for tile in tiles:
+            attention._rotate_keys_kernel[(1,)](starts[0], tile, table, *dims, 1)
+        expected = apply_rotary(own[first_query:, 1], table[first_query:length])
+        assert relative_error(qkv[first_query:, 1, 0], expected) < 1e-3
     scale = head_dim**-0.5 * math.log2(math.e)
-    attention._long_kernel[(1,)](
-        *map(_start, (qkv, qkv[:, 1], out)), tile, None, slopes, scale, *dims, qkv.stride(0), False
-    )
-    expected = ReferenceAttention((length,), None, slopes[:1])(qkv[:, :, :1])[first_query:]
+    attention._tile_kernel[(1,)](*starts, tiles[-1], *scheme, scale, *dims, attention.BLOCK)
+    rotary, alibi = table[:length] if scheme[0] is not None else None, scheme[1]
+    own_slopes = None if alibi is None else alibi[:1]
+    expected = ReferenceAttention((length,), rotary, own_slopes)(own[:, :, None])[first_query:]
     assert relative_error(out[first_query:, 0], expected) < 1e-3
-
-    table = rotary_table(head_dim, torch.arange(320))
-    attention._rotate_keys_kernel[(1,)](*map(_start, (qkv, rotated)), tile, table, *dims, 1)
-    expected = apply_rotary(qkv[first_query:, 1, 0], table[first_query:length])
-    assert relative_error(rotated[first_query:, 0], expected) < 1e-3
 
 
 @pytest.mark.parametrize("width", WIDTHS)

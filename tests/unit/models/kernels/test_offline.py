@@ -82,12 +82,14 @@ class OfflineDriver:
 
 
 def attend(positions: str, head_dim: int, dtype: torch.dtype, quantize: bool) -> None:
-    tiles = [torch.from_numpy(part) for part in attention.plan_tiles(np.array(LENGTHS, np.int32))]
+    whole = attention.takes_whole_sequences(torch.device("cpu"), head_dim)
+    planned = attention.plan_tiles(np.array(LENGTHS, np.int32), whole=whole)
+    tiles = tuple(torch.from_numpy(part) for part in planned)
     table, slopes = torch.zeros(1024, attention.padded_head_dim(head_dim) // 2, 2), torch.zeros(HEADS)
     rotary = positions == "rotary"
     qkv = torch.zeros(LENGTHS[-1], 3, HEADS, head_dim, dtype=dtype)
     positions_of_tokens = (table, None) if rotary else (None, slopes)
-    attention.packed_attention(qkv, *tiles, *positions_of_tokens, quantize)
+    attention.packed_attention(qkv, tiles, *positions_of_tokens, quantize)
 
 
 def multiply(gated: bool, dtype: torch.dtype, in_fp8: bool) -> None:
