@@ -4,8 +4,8 @@
     python -m benchmarks.forward --model random:3B --precision fp16 --devices 0,1 --end-to-end 20
 
 `random:NAME` is an architecture with random weights: the same speed and memory, nothing to download. The floor is the
-model's matrix products back to back, on values of realistic size; it is measured in turn with the forward passes. Needs
-virnuc_core alone.
+model's matrix products back to back, each by what computes it fastest, on values of realistic size; it is measured in turn
+with the forward passes. TFLOP/s count matrix products alone. Needs virnuc_core alone.
 """
 
 import argparse
@@ -14,9 +14,11 @@ import platform
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -34,8 +36,9 @@ from virnuc_core import __version__
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
+from virnuc_core.env_config import physical_gpu
 from virnuc_core.errors import VirnucError
-from virnuc_core.inference.device import resolve_devices
+from virnuc_core.inference.device import resolve_devices, resolve_precision
 from virnuc_core.inference.events import GpuSample, LaneEvent, LaneReport, ModelsLoaded
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.nvidia_smi import query_gpus
@@ -46,7 +49,7 @@ from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import family_of, open_checkpoint
-from virnuc_core.models.layers import OnednnLinear, can_pack, quantize_rows
+from virnuc_core.models.layers import OnednnLinear, Quantized, can_pack, quantize_rows
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
@@ -61,6 +64,10 @@ MAX_IN_FLIGHT = 3  # as in a run: the device never waits for the host, and memor
 COPIES = 4  # of each weight, used in turn so that none stays in L2 from one layer to the next
 WEIGHT_STD = 0.02
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# Dense TFLOP/s in the data sheets of GPUs whose names begin so.
+PEAK_TFLOPS, PEAK_GPUS = {"fp16": 989, "bf16": 989, "fp8": 1979}, ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+PROBE_SECONDS = 0.2  # of a candidate for the floor
+POWER_SECONDS = 0.25  # between samples
 USUAL_LENGTHS: dict[Family, str] = {"esm2": "fixed:166", "dnabert_s": "fixed:500"}
 LETTERS: dict[Family, bytes] = {"esm2": b"LAGVSERTIDPKQNFYMHWC", "dnabert_s": b"ACGT"}
 
@@ -114,41 +121,118 @@ def gemm_shapes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     return (width, 3 * width), (width, width), (width, inner), (ffn, width)
 
 
+def flops_per_token(spec: ModelSpec) -> int:
+    return 2 * spec.num_layers * sum(inputs * outputs for inputs, outputs in gemm_shapes(spec))
+
+
+Gemms = list[Callable[[], object]]  # one for each copy of the weights
+
+
 def gemm_floor(
     spec: ModelSpec, precision: ResolvedPrecision, num_tokens: int, device: str
-) -> Callable[[], None]:
-    """A function that launches the matrix products of a whole forward pass over `num_tokens` tokens."""
-    make = _fp8_gemms if precision == "fp8" else partial(_gemms, dtype=DTYPES[precision])
-    per_shape = [make(num_tokens, *shape, device=device) for shape in gemm_shapes(spec)]
+) -> tuple[Callable[[], None], list[str]]:
+    """A function that launches the matrix products of a whole forward pass over `num_tokens` tokens.
+
+    Also returns what computes each product of a layer.
+    """
+    names, per_shape = [], []
+    for number, shape in enumerate(gemm_shapes(spec)):
+        sizes = (num_tokens, *shape)
+        found = (
+            _fp8_gemms(*sizes, device) if precision == "fp8" else _gemms(*sizes, device, DTYPES[precision])
+        )
+        if number == 2 and device != "cpu" and precision != "fp32":
+            found["virnuc"] = _activated_gemms(*sizes, device, precision, spec.family == "dnabert_s")
+        rates = {}
+        for name, gemms in found.items():
+            gemms[0]()  # compiles it
+            rates[name] = rounds_per_second(gemms, PROBE_SECONDS, device)
+        names.append(max(rates, key=rates.__getitem__))
+        per_shape.append(found[names[-1]])
     layers = cycle(list(zip(*per_shape, strict=True)))
 
     def launch() -> None:
         for gemm in chain.from_iterable(islice(layers, spec.num_layers)):
             gemm()
 
-    return launch
+    return launch, names
 
 
-def _gemms(
-    num_tokens: int, inputs: int, outputs: int, *, device: str, dtype: torch.dtype
-) -> list[Callable[[], Tensor]]:
+def _gemms(num_tokens: int, inputs: int, outputs: int, device: str, dtype: torch.dtype) -> dict[str, Gemms]:
     """X W^T + b for each copy of W; by oneDNN on the CPU, as in the models."""
     x = torch.randn((num_tokens, inputs), device=device, dtype=dtype)
     layers = [nn.Linear(inputs, outputs, device=device, dtype=dtype) for _ in range(COPIES)]
     for layer in layers:
         nn.init.normal_(layer.requires_grad_(False).weight, std=WEIGHT_STD)
     if can_pack(layers[0].weight):
-        return [partial(OnednnLinear(layer.weight, layer.bias).multiply, x, "none") for layer in layers]
-    return [partial(layer, x) for layer in layers]
+        packed = [OnednnLinear(layer.weight, layer.bias) for layer in layers]
+        return {"oneDNN": [partial(each.multiply, x, "none") for each in packed]}
+    return {"torch": [partial(layer, x) for layer in layers]}
 
 
-def _fp8_gemms(num_tokens: int, inputs: int, outputs: int, *, device: str) -> list[Callable[[], Tensor]]:
-    """X W^T in fp8 with one scale per row of both, bf16 out."""
-    draw = partial(torch.randn, device=device)
-    x, x_scale = quantize_rows(draw(num_tokens, inputs))
-    multiply = partial(torch._scaled_mm, x, scale_a=x_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
-    weights = [quantize_rows(draw(outputs, inputs) * WEIGHT_STD) for _ in range(COPIES)]
-    return [partial(multiply, mat2=weight.t(), scale_b=scale.t()) for weight, scale in weights]
+def _fp8_gemms(num_tokens: int, inputs: int, outputs: int, device: str) -> dict[str, Gemms]:
+    """X W^T in fp8 with one scale per row of both, or one for each of them, bf16 out."""
+    x = torch.randn((num_tokens, inputs), device=device)
+    weights = [torch.randn((outputs, inputs), device=device) * WEIGHT_STD for _ in range(COPIES)]
+    found: dict[str, Gemms] = {}
+    for name, quantize in (("row-wise", quantize_rows), ("tensor-wise", _quantize_tensor)):
+        values, scale = quantize(x)
+        multiply = partial(
+            torch._scaled_mm, values, scale_a=scale, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+        quantized = map(quantize, weights)
+        found[name] = [partial(multiply, mat2=weight.t(), scale_b=scale.t()) for weight, scale in quantized]
+    return found
+
+
+def _quantize_tensor(matrix: Tensor) -> Quantized:
+    """To fp8 with one scale, of no dimension."""
+    values, scale = quantize_rows(matrix.view(1, -1))
+    return Quantized(values.view_as(matrix), scale.view(()))
+
+
+def _activated_gemms(
+    num_tokens: int, inputs: int, outputs: int, device: str, precision: ResolvedPrecision, gated: bool
+) -> Gemms:
+    """The models' own kernel, whose GELU comes with the product; in fp8 its result is, too."""
+    from virnuc_core.models.kernels.gemm_gelu import linear_gelu  # imports triton
+
+    dtype = torch.bfloat16 if precision == "fp8" else DTYPES[precision]
+    x = torch.randn((num_tokens, inputs), device=device, dtype=dtype)
+    weights = [torch.randn((outputs, inputs), device=device, dtype=dtype) * WEIGHT_STD for _ in range(COPIES)]
+    bias = None if gated else x.new_zeros(outputs)
+    if precision != "fp8":
+        return [partial(linear_gelu, x, weight, bias, gated) for weight in weights]
+    values, scale = quantize_rows(x.float())
+    out_scale = torch.full((1, 1), 0.01, device=device)
+    return [
+        partial(linear_gelu, values, weight, bias, gated, (scale, own.t().contiguous(), out_scale))
+        for weight, own in (quantize_rows(weight.float()) for weight in weights)
+    ]
+
+
+@contextmanager
+def sampling_power(device: str) -> Iterator[list[float]]:
+    """Watts that a GPU draws, by nvidia-smi, sampled in a thread; empty on the CPU."""
+    watts: list[float] = []
+    done = threading.Event()
+
+    def sample() -> None:
+        gpu = physical_gpu(int(device.partition(":")[2]))
+        while not done.wait(POWER_SECONDS):
+            for index, uuid, draw in query_gpus(("index", "uuid", "power.draw.instant")):
+                if (gpu == index or uuid.startswith(gpu)) and draw.replace(".", "").isdecimal():
+                    watts.append(float(draw))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    if device != "cpu":
+        thread.start()
+    try:
+        yield watts
+    finally:
+        done.set()
+        if device != "cpu":
+            thread.join()
 
 
 def speed_of(repeats: Sequence[float], tokens: int, sequences: int, letters: int, packed: float) -> Json:
@@ -218,14 +302,19 @@ def measure_forward(name: str, planned: PlannedModel, options: argparse.Namespac
         synchronize(device)
     warmup_seconds = time.perf_counter() - started
     peak_memory = None if device == "cpu" else torch.cuda.max_memory_allocated(device)
-    floor = gemm_floor(planned.spec, planned.precision, planned.token_budget, device)
+    floor, floor_by = gemm_floor(planned.spec, planned.precision, planned.token_budget, device)
     floor_repeats: list[float] = []
     repeats: list[list[float]] = [[] for _ in made]
+    watts: list[list[float]] = [[] for _ in made]
     for _ in range(options.repeats):
         floor_repeats.append(rounds_per_second([floor], options.seconds, device) * planned.token_budget)
-        for rates, own, (_, work) in zip(repeats, steps, made, strict=True):
-            rates.append(rounds_per_second(own, options.seconds, device) * work[0])
+        for rates, power, own, (_, work) in zip(repeats, watts, steps, made, strict=True):
+            with sampling_power(device) as sampled:
+                rates.append(rounds_per_second(own, options.seconds, device) * work[0])
+            power += sampled
     floor_rate = statistics.median(floor_repeats)
+    flops = flops_per_token(planned.spec)
+    peak = peak_tflops(planned.precision, device)
     common = {
         "model": name,
         "family": planned.family,
@@ -238,17 +327,32 @@ def measure_forward(name: str, planned: PlannedModel, options: argparse.Namespac
         "peak_memory_bytes": peak_memory,
         "floor_tokens_per_second": floor_rate,
         "floor_repeats": floor_repeats,
+        "floor_by": floor_by,
+        "flops_per_token": flops,
+        "peak_tflops": peak,
+        "auto_precision": resolve_precision("auto", device),
     }
     cases = []
-    for lengths, rates, (_, work) in zip(distributions, repeats, made, strict=True):
+    for lengths, rates, power, (_, work) in zip(distributions, repeats, watts, made, strict=True):
         forward = speed_of(rates, *work)
-        ratio = forward["tokens_per_second"] / floor_rate
-        cases.append(
-            {**common, "lengths": lengths, "forward": forward, "over_floor": ratio, "end_to_end": []}
-        )
-        print(f"{name} {planned.precision} {lengths}: {forward['tokens_per_second']:,.0f} tokens/s, ", end="")
-        print(f"{ratio:.3f} of the floor of {floor_rate:,.0f}", flush=True)
+        rate = forward["tokens_per_second"]
+        tflops = rate * flops / 1e12
+        found = {
+            "over_floor": rate / floor_rate,
+            "tflops": tflops,
+            "of_peak": peak and tflops / peak,
+            "tokens_per_joule": rate / statistics.mean(power) if power else None,
+        }
+        cases.append({**common, "lengths": lengths, "forward": forward, **found, "end_to_end": []})
+        print(f"{name} {planned.precision} {lengths}: {rate:,.0f} tokens/s, {tflops:,.0f} TFLOP/s", end="")
+        print(f" ({found['of_peak']:.1%} of the peak)" if peak else "", end="")
+        print(f", {rate / floor_rate:.3f} of the floor of {floor_rate:,.0f}", flush=True)
     return cases
+
+
+def peak_tflops(precision: ResolvedPrecision, device: str) -> int | None:
+    known = device != "cpu" and torch.cuda.get_device_name(device).startswith(PEAK_GPUS)
+    return PEAK_TFLOPS.get(precision) if known else None
 
 
 def measure_end_to_end(case: Json, config: RunConfig, devices: tuple[str, ...], options: Any) -> Json:

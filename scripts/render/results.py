@@ -12,9 +12,12 @@ def of_kind(results: Results, kind: str) -> list[tuple[str, Json]]:
 
 
 def bench_cases(results: Results) -> Iterator[Json]:
+    """`auto` marks the precision that `auto` takes. Older files lack some figures."""
     for name, result in of_kind(results, "bench"):
         for case in result["cases"]:
-            yield {**case, "file": name, "others": result["cases"]}
+            lacking = dict.fromkeys(("tflops", "of_peak", "tokens_per_joule"))
+            auto = " (auto)" if case.get("auto_precision") == case["precision"] else None
+            yield {**lacking, **case, "auto": auto, "file": name, "others": result["cases"]}
 
 
 def precision_rows(results: Results) -> Iterator[Json]:
@@ -182,10 +185,11 @@ _SUMMARY: Final[dict[str, MakeTable]] = {
 PAGES: Final[dict[str, dict[str, MakeTable]]] = {
     "docs/performance.md": {
         "forward": table(
-            "model|precision|lengths|tokens/s|letters/s|sequences/s|floor, tokens/s|of the floor|spread|memory, GB|packed"
-            "|file",
-            "{model:plain}|{precision}|{lengths}|{forward[tokens_per_second]:count}|{forward[letters_per_second]:count}"
-            "|{forward[sequences_per_second]:count}|{floor_tokens_per_second:count}|{over_floor:.3f}"
+            "model|precision|lengths|tokens/s|letters/s|sequences/s|TFLOP/s|of the peak|tokens/J|floor, tokens/s|of the floor"
+            "|spread|memory, GB|packed|file",
+            "{model:plain}|{precision}{auto}|{lengths}|{forward[tokens_per_second]:count}|{forward[letters_per_second]:count}"
+            "|{forward[sequences_per_second]:count}|{tflops:.0f}|{of_peak:percent}|{tokens_per_joule:count}"
+            "|{floor_tokens_per_second:count}|{over_floor:.3f}"
             "|{forward[repeats]:spread}|{peak_memory_bytes:GB}|{forward[packing_efficiency]:.3f}|{file}",
             bench_cases,
         ),

@@ -168,9 +168,7 @@ def broken_loader(value: float) -> Callable[..., Encoder]:
         checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, **_: object
     ) -> Encoder:
         model = load_model(checkpoint, device, precision)
-        model.get_submodule(f"layers.{model.spec.num_layers - 1}.ffn_out").get_parameter("bias").data[0] = (
-            value
-        )
+        model.layers[-1].qkv.bias.data[-1] = value
         return model
 
     return load

@@ -25,9 +25,11 @@ from virnuc_core.models.kernels import has_kernels, keep_out_of_graphs
 from virnuc_core.models.layers import (
     Fp8Linear,
     GemmInput,
+    InPlaceLinear,
     InterleavedGLU,
     Linear,
     SplitGLU,
+    adds_in_place,
     arrange_glu,
     has_half_kernels,
     layer_norm,
@@ -125,7 +127,7 @@ class Layer(nn.Module):
         if not gated:
             self.attention_norm = nn.LayerNorm(width, eps=eps)
         self.qkv: Linear = nn.Linear(width, 3 * width)
-        self.attention_out: Linear = nn.Linear(width, width)
+        self.attention_out: Linear | InPlaceLinear = nn.Linear(width, width)
         if gated:
             self.attention_norm = nn.LayerNorm(width, eps=eps)
         else:
@@ -133,7 +135,7 @@ class Layer(nn.Module):
         self.ffn_in: Linear | InterleavedGLU | SplitGLU = nn.Linear(
             width, 2 * spec.ffn_dim if gated else spec.ffn_dim, bias=not gated
         )
-        self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
+        self.ffn_out: Linear | InPlaceLinear = nn.Linear(spec.ffn_dim, width)
         if gated:
             self.ffn_norm = nn.LayerNorm(width, eps=eps)
 
@@ -173,6 +175,16 @@ class ESM2(Encoder):
         self.final_norm = nn.LayerNorm(spec.embedding_dim, eps=spec.layer_norm_eps)
         self.initialise_weights()
 
+    def prepare_inference(self) -> None:
+        weight = self.layers[0].ffn_out.weight
+        if adds_in_place(weight):
+            shift = torch.zeros(len(weight), device=weight.device)
+            for layer in self.layers:
+                layer.attention_out = InPlaceLinear(layer.attention_out, shift)
+                layer.ffn_out = InPlaceLinear(layer.ffn_out, layer.attention_out.shift)
+                shift = layer.ffn_out.shift
+        super().prepare_inference()
+
     def quantize(self) -> None:
         for layer in self.layers:
             _quantize(layer, layer.attention_norm)
@@ -188,7 +200,14 @@ class ESM2(Encoder):
         for layer, next_norm in zip(layers[:last], next_norms, strict=False):
             next_linear = None if next_norm is self.final_norm else layer.qkv
             hidden_states, normed = layer(hidden_states, normed, next_norm, next_linear, layout)
-        return cast(Tensor, normed) if last == self.spec.num_layers else hidden_states
+        if last == self.spec.num_layers:
+            return cast(Tensor, normed)
+        ffn_out = layers[last - 1].ffn_out
+        return (
+            hidden_states + ffn_out.shift.to(hidden_states)
+            if isinstance(ffn_out, InPlaceLinear)
+            else hidden_states
+        )
 
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
         """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12 % of tokens."""

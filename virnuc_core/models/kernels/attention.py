@@ -304,7 +304,9 @@ def packed_attention(
         together = 5  # heads of a program, which loads their angles once
         for part, rows in rows_of:
             programs = len(part) * triton.cdiv(num_heads, together)
-            launch(_rotate_keys_kernel, programs, qkv, part, cos_sin, *dims, rows, together, num_warps=rows // 16)
+            launch(
+                _rotate_keys_kernel, programs, qkv, part, cos_sin, *dims, rows, together, num_warps=rows // 16
+            )
     # Two tiles, or four small ones, share the registers of a multiprocessor.
     limit = {"maxnreg": 128} if takes_whole_sequences(qkv.device, head_dim) else {}
     for part, rows in rows_of:

@@ -71,11 +71,11 @@ def add_norm(
 
     `residual` is fp16 or bf16 (T, D), contiguous; `branch` is (T, D) and `branch_bias` (D,), where present; `gain`
     and `shift` are LayerNorm's weight and bias, (D,). Returns what the next branch is added to, in the dtype of
-    `residual`: with `post_norm` the LayerNorm, else the sum; then the LayerNorm, both (T, D), which is in fp8 e4m3 with
-    `quantize`; and then its fp32 scales (T, 1).
+    `residual`: with `post_norm` the LayerNorm, else the sum, or `residual` itself without a branch; then the LayerNorm,
+    both (T, D), which is in fp8 e4m3 with `quantize`; and then its fp32 scales (T, 1).
     """
     num_rows, width = residual.shape
-    kept = torch.empty_like(residual)
+    kept = torch.empty_like(residual) if post_norm or branch is not None else residual
     normed = quantized = scales = None
     if quantize:
         quantized = torch.empty_like(residual, dtype=FP8)
@@ -88,7 +88,7 @@ def add_norm(
     rows = max(1, 2048 // columns)
     launch(
         _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift,
-        None if post_norm else kept, normed, quantized, scales, num_rows, eps, width, columns, rows,
+        None if post_norm or branch is None else kept, normed, quantized, scales, num_rows, eps, width, columns, rows,
         num_warps=4 if columns <= 1024 else max(2, columns // (2048 if quantize else 1024)),
     )  # fmt: skip
     result = quantized if quantized is not None else normed

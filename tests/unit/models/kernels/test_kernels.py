@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -29,7 +30,7 @@ from virnuc_core.models.attention import (
 )
 from virnuc_core.models.encoders import mean_pool
 from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
-from virnuc_core.models.layers import quantize_rows
+from virnuc_core.models.layers import InPlaceLinear, linear_add_norm, quantize_rows
 from virnuc_core.specs import AttentionBackend
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
@@ -283,19 +284,40 @@ def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool, dty
     rows = 301 if ON_GPU else 9
     residual = random(rows, width, dtype=dtype, seed=1)
     bias, gain, shift = (random(width, dtype=dtype, seed=seed) for seed in (2, 3, 4))
-    added = (random(rows, width, dtype=dtype), bias) if has_branch else (None, None)
-    total = residual.double() + (added[0].double() + bias.double() if has_branch else 0.0)
+    branch = random(rows, width, dtype=dtype) if has_branch else None
+    total = residual.double() + bias.double() + (branch.double() if branch is not None else 0.0)
     wanted = functional.layer_norm(total, (width,), gain.double(), shift.double(), 1e-5)
     for post_norm, quantize in itertools.product((True, False), {False, has_fp8}):
         kept, normed, scale = rowwise.add_norm(
-            *added, residual, gain, shift, 1e-5, post_norm=post_norm, quantize=quantize
+            branch, bias, residual, gain, shift, 1e-5, post_norm=post_norm, quantize=quantize
         )
-        assert relative_error(kept, wanted if post_norm else total) < ERROR[dtype]
+        if has_branch or post_norm:
+            assert relative_error(kept, wanted if post_norm else total) < ERROR[dtype]
+        else:
+            assert kept is residual
         if scale is None:
             assert relative_error(normed, wanted) < ERROR[dtype]
         else:
             assert relative_error(normed.float() * scale, wanted) < FP8_ERROR
             assert bool((normed.float().abs().amax(1) == 448).all())
+
+
+@torch.inference_mode()
+def test_products_added_in_place_equal_sums() -> None:
+    """Two branches in turn; the residual lacks the biases of both."""
+    inner, width, rows = 80, 48, 9
+    residual, inputs = random(rows, width), [random(rows, inner, seed=seed) for seed in (1, 2)]
+    linears = [nn.Linear(inner, width).to(DEVICE, torch.float16) for _ in inputs]
+    norm = nn.LayerNorm(width).to(DEVICE, torch.float16)
+    total, shift = residual.double(), torch.zeros(width, device=DEVICE)
+    for x, plain in zip(inputs, linears, strict=True):
+        total = total + x.double() @ plain.weight.double().T + plain.bias.double()
+        layer = InPlaceLinear(plain, shift)
+        residual, normed = linear_add_norm(layer, x, residual, norm, plain)
+        shift = layer.shift
+        wanted = functional.layer_norm(total, (width,), norm.weight.double(), norm.bias.double())
+        assert relative_error(normed, wanted) < ERROR[torch.float16]
+        assert relative_error(residual + shift, total) < ERROR[torch.float16]
 
 
 @triton.jit
