@@ -312,9 +312,6 @@ def measure_forward(name: str, planned: PlannedModel, options: argparse.Namespac
             with sampling_power(device) as sampled:
                 rates.append(rounds_per_second(own, options.seconds, device) * work[0])
             power += sampled
-    floor_rate = statistics.median(floor_repeats)
-    flops = flops_per_token(planned.spec)
-    peak = peak_tflops(planned.precision, device)
     common = {
         "model": name,
         "family": planned.family,
@@ -325,29 +322,38 @@ def measure_forward(name: str, planned: PlannedModel, options: argparse.Namespac
         "load_seconds": load_seconds,
         "warmup_seconds": warmup_seconds,
         "peak_memory_bytes": peak_memory,
-        "floor_tokens_per_second": floor_rate,
+        "floor_tokens_per_second": statistics.median(floor_repeats),
         "floor_repeats": floor_repeats,
         "floor_by": floor_by,
-        "flops_per_token": flops,
-        "peak_tflops": peak,
+        "flops_per_token": flops_per_token(planned.spec),
+        "peak_tflops": peak_tflops(planned.precision, device),
         "auto_precision": resolve_precision("auto", device),
     }
-    cases = []
-    for lengths, rates, power, (_, work) in zip(distributions, repeats, watts, made, strict=True):
-        forward = speed_of(rates, *work)
-        rate = forward["tokens_per_second"]
-        tflops = rate * flops / 1e12
-        found = {
-            "over_floor": rate / floor_rate,
-            "tflops": tflops,
-            "of_peak": peak and tflops / peak,
-            "tokens_per_joule": rate / statistics.mean(power) if power else None,
-        }
-        cases.append({**common, "lengths": lengths, "forward": forward, **found, "end_to_end": []})
-        print(f"{name} {planned.precision} {lengths}: {rate:,.0f} tokens/s, {tflops:,.0f} TFLOP/s", end="")
-        print(f" ({found['of_peak']:.1%} of the peak)" if peak else "", end="")
-        print(f", {rate / floor_rate:.3f} of the floor of {floor_rate:,.0f}", flush=True)
-    return cases
+    return [
+        _case(common, *measured)
+        for measured in zip(distributions, repeats, watts, (work for _, work in made), strict=True)
+    ]
+
+
+def _case(common: Json, lengths: str, rates: list[float], watts: list[float], work: Any) -> Json:
+    """A case from what all of the model have in `common`, and prints it."""
+    forward, floor, peak = speed_of(rates, *work), common["floor_tokens_per_second"], common["peak_tflops"]
+    rate = forward["tokens_per_second"]
+    tflops = rate * common["flops_per_token"] / 1e12
+    of_peak = tflops / peak if peak else None
+    print(
+        f"{common['model']} {common['precision']} {lengths}: {rate:,.0f} tokens/s, {tflops:,.1f} TFLOP/s",
+        end="",
+    )
+    print(f" ({of_peak:.1%} of the peak)" if of_peak else "", end="")
+    print(f", {rate / floor:.3f} of the floor of {floor:,.0f}", flush=True)
+    found = {
+        "over_floor": rate / floor,
+        "tflops": tflops,
+        "of_peak": of_peak,
+        "tokens_per_joule": rate / statistics.mean(watts) if watts else None,
+    }
+    return {**common, "lengths": lengths, "forward": forward, **found, "end_to_end": []}
 
 
 def peak_tflops(precision: ResolvedPrecision, device: str) -> int | None:
