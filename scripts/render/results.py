@@ -1,6 +1,6 @@
 """The tables of the documentation that come from result files: what each row is, and how its cells are written."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -111,12 +111,27 @@ def score_sets(results: Results) -> Iterator[Json]:
         yield {**own, "title": f"{own['name']}, {own['length']:,} bp" if own["length"] else own["name"]}
 
 
-def score_rows(results: Results) -> Iterator[Json]:
-    """Figures of all sequences of each set, by program."""
-    for own in score_sets(results):
-        for program, figures in own["results"].items():
-            ece = figures["all"]["ece_balanced"] if program == "virnuc" else None
-            yield {**figures["all"], "title": own["title"], "program": program, "ece": ece}
+def score_tables(results: Results) -> str:
+    """A table for each figure of all sequences, with a row for each set and a column for each program."""
+    figures: dict[str, Callable[[Json], str]] = {
+        "AUROC": lambda own: f"{own['auroc']:.3f}",
+        "Matthews correlation (MCC) of the calls": lambda own: f"{own['mcc']:.3f}",
+        "Precision / recall of the calls": lambda own: (
+            f"{own['precision']:.0%} / {own['recall']:.0%}" if own["recall"] else "no calls"
+        ),
+    }
+    sets = [
+        (own["title"], [found["all"] for found in own["results"].values()]) for own in score_sets(results)
+    ]
+    header = "|".join(["sequences", "viral", *results["scoreboard"]["sets"][0]["results"]])
+    parts = []
+    for title, cell in figures.items():
+        rows = [
+            [name, f"{found[0]['viral']} of {found[0]['sequences']}", *map(cell, found)]
+            for name, found in sets
+        ]
+        parts.append(f"{title}:\n\n{markdown(header, rows)}")
+    return "\n\n".join(parts)
 
 
 def score_speed_table(results: Results) -> str:
@@ -225,11 +240,7 @@ PAGES: Final[dict[str, dict[str, MakeTable]]] = {
         "conditions": score_conditions,
         "calls": calls_table,
         "classes": score_class_table,
-        "scores": table(
-            "sequences|program|number|viral|AUROC|MCC|precision|recall|calibration error",
-            "{title}|{program}|{sequences:,}|{viral:,}|{auroc:.3f}|{mcc:.3f}|{precision:.3f}|{recall:.3f}|{ece:.3f}",
-            score_rows,
-        ),
+        "scores": score_tables,
         "speed": score_speed_table,
     },
     "docs/model-card.md": {
