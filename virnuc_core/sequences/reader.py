@@ -89,7 +89,7 @@ def clean(letters: bytes, alphabet: Alphabet) -> bytes:
 def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
     """Why a cleaned sequence is unusable, or None.
 
-    DNA may have up to 10 % of letters that are not IUPAC nucleotide codes (their codons are dropped later); a protein may
+    DNA may have up to 10% of letters that are not IUPAC nucleotide codes (their codons are dropped later); a protein may
     have only letters, `*`, `-` and `.`.
     """
     if not sequence:
