@@ -123,13 +123,10 @@ def score_tables(results: Results) -> str:
     sets = [
         (own["title"], [found["all"] for found in own["results"].values()]) for own in score_sets(results)
     ]
-    header = "|".join(["sequences", "viral", *results["scoreboard"]["sets"][0]["results"]])
+    header = "|".join(["sequences", *results["scoreboard"]["sets"][0]["results"]])
     parts = []
     for title, cell in figures.items():
-        rows = [
-            [name, f"{found[0]['viral']} of {found[0]['sequences']}", *map(cell, found)]
-            for name, found in sets
-        ]
+        rows = [[name, *map(cell, found)] for name, found in sets]
         parts.append(f"{title}:\n\n{markdown(header, rows)}")
     return "\n\n".join(parts)
 
@@ -184,8 +181,11 @@ def score_conditions(results: Results) -> str:
     found = results["scoreboard"]
     versions = ", ".join(f"{name} ({version})" for name, version in found["programs"].items())
     computer, trained = found["machine"], found["kmer_training"]
+    of_sets = [own["results"]["virnuc"]["all"] for own in found["sets"]]
+    viral = sorted(own["viral"] / own["sequences"] for own in of_sets)
     return (
         f"From [scoreboard.json](../benchmarks/results/scoreboard.json):\n\n    {found['command']}\n\n"
+        f"{viral[0]:.0%} to {viral[-1]:.0%} of the {of_sets[0]['sequences']} sequences of a set are viral. "
         f"{computer['cpu']}, {computer['threads']} cores; torch {computer['torch']}, Python {computer['python']}. "
         f"Programs: {versions}. Training the 6-mer classifier took {trained['seconds']:.0f} s and {trained['peak_mb']:,} MB."
     )
