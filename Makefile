@@ -1,6 +1,6 @@
 # make demo    install into .venv, then find the viral contigs of examples/
 # make test    install with the test tools, then run the tests that guard every change
-# make test-slow   the long ones: hostile input, power failures, servers and workers killed, tutorial, site, wheel
+# make test-slow   the long ones: hostile input, power failures, servers and workers killed, tutorial, wheel
 # make test-all    both
 # make faults  whether the tests find the faults of tests/seeded_faults
 # make check   formatting, lint, security lint, types, layers and the architecture test

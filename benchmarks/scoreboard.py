@@ -211,7 +211,7 @@ def read_contigs(path: Path, count: int) -> Answers:
     """What a contigs.tsv says; rejected records have no row there.
 
     Raises:
-        SystemExit: it is of a head for stop-free frames, which gives contigs no score of their own.
+        SystemExit: it is of a head for open reading frames, which gives contigs no score of their own.
     """
     rows = read_rows(path)
     if rows and {row["class"] for row in rows} == {"NA"}:

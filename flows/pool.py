@@ -184,7 +184,7 @@ class PoolLanes:
         new = [
             Lane(
                 number=first + place,
-                title=f"{sample} lane {first + place + 1} of {first + len(parts)}, {len(part)} shards",
+                title=f"{sample} lane {first + place + 1} of {first + len(parts)}, {len(part)} shard{'s' * (len(part) > 1)}",
                 shards=tuple(pending[part.start : part.stop]),
             )
             for place, part in enumerate(parts)

@@ -5,7 +5,7 @@
 #
 # OUT       folder for the results: one JSON a measurement, tests.txt, and the log of each step
 # DEVICES   GPU indices such as 0,1 [0]; with several, scaling is measured too
-# FASTA     what accuracy is judged on [examples/contigs.fa.gz]; give at least 10,000 stop-free frames
+# FASTA     what accuracy is judged on [examples/contigs.fa.gz]; give at least 10,000 open reading frames
 #
 # Only the core must be importable (torch, numpy, h5py, dnaio, xopen, tokenizers, safetensors) and pytest;
 # programs to compare with are left out where they are not installed. PYTHON chooses the interpreter.

@@ -24,6 +24,9 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("virnuc_core", "virnuc_cli", "flows", "tasks", "deployments")
 _SENTENCE: Final = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\[])")
 _WORD: Final = re.compile(r"[A-Za-z]{2,}")
+# Comments and texts of JavaScript; a text may have texts in what is filled in.
+_FILLED: Final = r"\$\{(?:`[^`]*`|[^`{}]|\{[^}]*\})*\}"
+_SCRIPT: Final = re.compile(rf"//[^\n]*|\"([^\"\n]*)\"|'([^'\n]*)'|`((?:{_FILLED}|[^`])*)`")
 
 
 def help_texts() -> Iterator[str]:
@@ -42,9 +45,10 @@ def messages() -> Iterator[str]:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             yield from dict.fromkeys(_texts_of(tree))
         for path in sorted((ROOT / package).rglob("*.js")):
-            for text in re.findall(r"[\"'`]((?:[^\"'`\\]|\\.)+)[\"'`]", path.read_text(encoding="utf-8")):
+            for found in _SCRIPT.finditer(path.read_text(encoding="utf-8")):
+                text = re.sub(_FILLED, "{}", "".join(filter(None, found.groups())))
                 if _is_prose(text):
-                    yield re.sub(r"\$\{[^}]*\}", "{}", text)
+                    yield text
 
 
 def _texts_of(tree: ast.AST) -> Iterator[str]:

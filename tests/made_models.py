@@ -41,7 +41,7 @@ from virnuc_core.specs import Family, ModelSpec, ResolvedPrecision
 GOLDEN = Path(__file__).parent / "data" / "golden"
 ESM2 = GOLDEN / "esm2" / "esm2_t4_made.pt"
 WIDTH = 96
-# No stop-free frame in any window of 60 bases.
+# No open reading frame in any window of 60 bases.
 NO_OPEN_FRAME = "TTAATTAACTAGCTAG" * 12
 
 
@@ -218,7 +218,7 @@ def make_contig_head(dna_width: int, protein_width: int, seed: int = 0) -> Conti
 def write_contigs(
     path: Path, num_records: int = 40, seed: int = 0, lengths: Sequence[int] = (30, 60, 150, 400)
 ) -> Path:
-    """Random contigs in FASTA, some without a stop-free frame."""
+    """Random contigs in FASTA, some without a open reading frame."""
     letters = random.Random(seed)
     with path.open("w") as file:
         for number in range(num_records):

@@ -22,7 +22,7 @@ def slow_strands(chunk: str) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def slow_frames(chunk: str) -> list[tuple[str, int, str, str]]:
-    """(frame, start, nucleotide, protein) of each stop-free frame of a chunk."""
+    """(frame, start, nucleotide, protein) of each open reading frame of a chunk."""
     found = []
     for direction, strand in slow_strands(chunk):
         for f in range(3):

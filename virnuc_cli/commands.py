@@ -169,7 +169,7 @@ def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Ans
 
 @command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="PredictSettings", is_run=True)
 def evaluate(out: str, settings: "PredictSettings", force: bool, **files: Any) -> Answer:
-    """Measure accuracy on labelled sequences: by class, by length, and how well calibrated the scores are."""
+    """Measure accuracy and calibration on labelled sequences, by class and by length."""
     from virnuc_cli.preflight import require_inputs, require_models_and_head
 
     require_models_and_head(settings)

@@ -78,7 +78,7 @@ def _takes_settings(kind: type[Settings]) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predictions:
-    """Results of `predict`; docs/formats.md describes every column.
+    """Results of `predict`; docs/results.md describes every column.
 
     Attributes:
         viruses: one row per viral contig or provirus, as in `virus_summary.tsv`.

@@ -171,7 +171,7 @@ def _upload(path: Path, url: str) -> None:
         arrived = _sha256(files, place)
     if arrived != sha256:
         raise StorageLostError(
-            f"{without_secrets(url)} differs from {path}, of which it is a copy. Run the same command again."
+            f"{without_secrets(url)} is a copy of {path} but differs from it. Run the same command again."
         )
     _log.info("%s was copied to %s", path, without_secrets(url))
 

@@ -104,7 +104,9 @@ class EngineSettings(Settings):
     token_budget: Annotated[int, Field(gt=0, lt=1 << 31)] | None = _setting(
         None, "Maximum number of tokens per batch", "set by the device"
     )
-    engine: Engine = _setting("packed", "reference: one sequence at a time in fp32 with plain attention")
+    engine: Engine = _setting(
+        "packed", "packed, or reference: one sequence at a time in fp32 with plain attention"
+    )
     attention: AttentionChoice = _setting("auto", "Attention backend")
     compile: bool = _setting(False, "Compile the layers with torch.compile (takes up to a minute)")
     shard_seconds: PositiveTime | None = _setting(
@@ -220,7 +222,7 @@ class TrainSettings(TwoModelSettings):
     most_frames: Count = _setting(200_000, "Approximate maximum number of frames")
     epochs: Count = _setting(20, "Maximum number of epochs")
     members: Annotated[int, Field(ge=1, le=16)] = _setting(
-        2, "With frames open: number of heads to average, each trained from its own seed"
+        2, "For --frames open: number of heads to average, each trained from its own seed"
     )
 
 

@@ -19,7 +19,7 @@ Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
 # What is embedded of a chunk; see `virnuc_core.sequences.frames`.
 FrameRule = Literal["open", "longest"]
 FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
-    "open": "stop-free frames",
+    "open": "open reading frames",
     "longest": "longest ORFs",
 }
 # Confidence in a call.
@@ -55,9 +55,10 @@ def chunks_in_words(rule: ChunkRule | None) -> str:
     """The chunk length as texts state it; None is for whole sequences."""
     if rule is None:
         return "whole sequences"
-    steps = chunk_steps(rule)
-    sizes = [f"{size} bp" + (f" for sequences below {below} bp" if below else "") for size, below in steps]
-    return ", ".join(sizes)
+    return ", else ".join(
+        f"{size:,} bp" + (f" for sequences below {below:,} bp" if below else "")
+        for size, below in chunk_steps(rule)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

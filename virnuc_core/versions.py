@@ -47,7 +47,7 @@ FLASH_ATTN: Final = "flash-attn-4"
 FLASH_ATTN_VERSION: Final = "4.0.0b36"
 
 _TRITON: Final = "the kernels were tested with 3.6 and 3.7; each torch needs its own triton"
-_BREAKS_THE_SERVER: Final = "with newer ones the Prefect server does not start, or schedules no runs"
+_BREAKS_THE_SERVER: Final = "newer versions keep the Prefect server from starting or from scheduling runs"
 KNOWN_VERSIONS: Final = (
     KnownVersions("python", "compute", "3.11", "3.14"),
     KnownVersions("torch", "compute", "2.11", "2.14", why="tested with 2.11 on GPUs and with 2.13"),

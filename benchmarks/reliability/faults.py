@@ -37,7 +37,7 @@ KILL_HALFWAY: Final = -2
 # A log, of which only complete lines are read; and a file that is never written to.
 _NOT_SYNCED: Final = re.compile(r"lanes/.*|\.virnuc\.lock")
 _ERRNOS: Final = (errno.ENOSPC, errno.EIO, errno.EACCES)
-# Exit codes for failures of the machine, in docs/errors.md.
+# Exit codes for failures of the machine, in docs/cli.md.
 _DOCUMENTED: Final = (2, 3, 4, 5, 6)
 
 

@@ -1,4 +1,4 @@
-"""Tables of docs/configuration.md, from the classes of the settings: each with its default and the commands that have it."""
+"""Tables of docs/configuration.md, from the classes of the settings."""
 
 from pkgutil import resolve_name
 from typing import Final
@@ -12,7 +12,7 @@ from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 
 
 def settings_table(_: Results) -> str:
-    """One row per setting, and another one where a command has another default or other values."""
+    """A table for each set of commands, with the settings that they share; a setting with another default is another one."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, command in iter_commands(cli):
         for model in command.models if isinstance(command, Command) else ():
@@ -26,8 +26,11 @@ def settings_table(_: Results) -> str:
                     field.description,
                 )
                 rows.setdefault(tuple(cell.replace("|", "\\|") for cell in cells), []).append(f"`{name}`")
-    return markdown(
-        "flag|default|meaning|commands", [(*row, ", ".join(names)) for row, names in rows.items()]
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for row, names in rows.items():
+        tables.setdefault(", ".join(names), []).append(row)
+    return "\n\n".join(
+        f"{names}:\n\n{markdown('flag|default|meaning', own)}" for names, own in tables.items()
     )
 
 

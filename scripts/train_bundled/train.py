@@ -88,7 +88,7 @@ class Settings:
 
     Attributes:
         plain_share: of steps with a view whose codons are as they are.
-        strong_share: of the other steps, those with a view of which 30 % of the residues are replaced.
+        strong_share: of the other steps, those with a view of which 30% of the residues are replaced.
         masked_weight: of the loss of masked tokens.
     """
 

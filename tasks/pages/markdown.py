@@ -22,7 +22,6 @@ def code(value: object) -> str:
 
 
 def model_name(model: PlannedModel) -> str:
-    """Family and name of a model."""
     return f"{FAMILY_NAMES[model.family]} {cell(model.name)}"
 
 

@@ -38,7 +38,7 @@ def other_head(models: MadeModels) -> Path:
 
 
 def random_dna(length: int, seed: int) -> str:
-    """Bases without a stop in frame 1, so that every chunk of 3k bases has a stop-free frame."""
+    """Bases without a stop in frame 1, so that every chunk of 3k bases has a open reading frame."""
     generator = random.Random(seed)
     codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
     stops = {"TAA", "TAG", "TGA"}
@@ -47,7 +47,7 @@ def random_dna(length: int, seed: int) -> str:
 
 @pytest.fixture(scope="session")
 def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven contigs; one is rejected, and one has no stop-free frame."""
+    """Seven contigs; one is rejected, and one has no open reading frame."""
     path = tmp_path_factory.mktemp("contigs") / "contigs.fa"
     records = [(f"contig_{i} made", random_dna(900 + 300 * i, seed=i)) for i in range(5)]
     records += [("closed", "TAATTAGTTAATTAGTTAA" * 6), ("not_dna", "QQQQQQQQQQQQEFILPQEFILPQ")]

@@ -214,8 +214,8 @@ def test_a_pool_gives_the_bytes_of_local_lanes(
     assert [report.lane for report in reports] == [0, 1]
     assert {(run.name, run.work_queue_name) for run in worker.done} == {
         ("plan there", "plans"),
-        ("contigs.fa lane 1 of 2, 1 shards", "urgent"),
-        ("contigs.fa lane 2 of 2, 1 shards", "urgent"),
+        ("contigs.fa lane 1 of 2, 1 shard", "urgent"),
+        ("contigs.fa lane 2 of 2, 1 shard", "urgent"),
     }
     for run in worker.done:  # which the page shows below the task that submitted it
         assert run.parent_task_run_id

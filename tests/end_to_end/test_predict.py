@@ -64,7 +64,7 @@ def test_a_head_of_no_single_length_cuts_records_by_their_own(
     sizes = {row[contig]: int(row[end]) - int(row[start]) + 1 for row in table[:0:-1]}
     assert [sizes[f"r{length}"] for length in lengths] == [150, 500, 1000, 1000, 1000, 1000]
     assert virnuc.done(*command, "--json").document["shards"]["computed"] == 0
-    assert "500 bp for sequences below 2000 bp" in virnuc.done("inspect", out).out
+    assert "500 bp for sequences below 2,000 bp" in virnuc.done("inspect", out).out
     virnuc.refused(4, "now 700", *command, "--chunk-length", "700")
     table_of_scores = tmp_path / "scores.txt"
     virnuc.done("score", out / "embeddings.h5", "--head", models.longest_head, "--out", table_of_scores)

@@ -44,7 +44,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def chosen(models: MadeModels) -> tuple[str, ...]:
-    """Flags of the models without the head, for chunks short enough to have stop-free frames."""
+    """Flags of the models without the head, for chunks short enough to have open reading frames."""
     encoders = ("--esm-model", str(models.esm2), "--dnabert-model", str(models.dnabert))
     return (*encoders, "--devices", "cpu", "--chunk-length", "60")
 

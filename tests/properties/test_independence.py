@@ -37,7 +37,7 @@ WAYS: dict[str, Callable[[Records], Records]] = {
 
 @pytest.fixture(scope="module", params=["open", "longest"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
-    """Models and a head for stop-free frames, or for the longest ORFs."""
+    """Models and a head for open reading frames, or for the longest ORFs."""
     models = make_models(tmp_path_factory.mktemp("made"))
     return models if request.param == "open" else replace(models, head=models.longest_head)
 

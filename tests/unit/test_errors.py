@@ -1,4 +1,4 @@
-"""Which errors a retry can mend, and docs/errors.md, which lists every error with its exit code."""
+"""Which errors a retry can mend, and docs/cli.md, which lists every error with its exit code."""
 
 import errno
 import pickle
@@ -10,7 +10,7 @@ import pytest
 
 from virnuc_core.errors import DeviceMemoryError, InputError, LaneError, VirnucError, is_retryable
 
-PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 @pytest.mark.parametrize(

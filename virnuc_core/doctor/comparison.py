@@ -70,7 +70,7 @@ class ModelComparison:
         """For the terminal, the verdict last."""
         lines = [
             f"{self.model}: virnuc against {self.program} in fp32 on {self.device}, {self.num_sequences} real sequences",
-            "engine     precision  largest difference  (largest value)  least cosine",
+            "engine     precision  largest difference  (largest value)  lowest cosine",
             *(
                 f"{run.engine:<9}  {run.precision:<9}  {run.largest_difference:<18.3g}  {run.largest_value:<15.4g}  "
                 f"{run.least_cosine:.8f}    {'same' if run.is_same else 'DIFFERS'}"

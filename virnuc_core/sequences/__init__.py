@@ -1,1 +1,1 @@
-"""From sequence files to stop-free frames: reading, chunking, translation, and the store on disk."""
+"""From sequence files to reading frames and ORFs: reading, chunking, translation, and the store on disk."""

@@ -1,4 +1,4 @@
-"""Chunks of records and what is embedded of them: stop-free frames or the longest ORFs."""
+"""Chunks of records and what is embedded of them: open reading frames or the longest ORFs."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -105,7 +105,7 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
 def longest_orfs(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     """Takes the longest ORF, codons of A, C, G and T without a stop, in each frame, and keeps a chunk's longest two.
 
-    The second is kept only where the longest covers less than 60 % of the chunk. ORFs may begin and end anywhere, also
+    The second is kept only where the longest covers less than 60% of the chunk. ORFs may begin and end anywhere, also
     at an end of the chunk, and have at least `LEAST_RESIDUES` residues; the first of equally long ones counts, in its frame
     and among the frames. The arguments are those of `open_frames`.
     """

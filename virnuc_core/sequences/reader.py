@@ -89,7 +89,7 @@ def clean(letters: bytes, alphabet: Alphabet) -> bytes:
 def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
     """Why a cleaned sequence is unusable, or None.
 
-    DNA may have up to 10 % of letters that are not IUPAC nucleotide codes (their codons are dropped later); a protein may
+    DNA may have up to 10% of letters that are not IUPAC nucleotide codes (their codons are dropped later); a protein may
     have only letters, `*`, `-` and `.`.
     """
     if not sequence:
@@ -167,7 +167,8 @@ def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes]]:
         for entry in FastqReader(cast(BinaryIO, _LineGuard(text, path))):
             yield entry.name, entry.sequence.encode("ascii", "replace")
     elif first:
-        raise InputError(f"{path} is neither FASTA nor FASTQ: it begins with {text.peek(20)[:20]!r}.")
+        begin = text.peek(20)[:20].decode("latin-1")
+        raise InputError(f"{path} is neither FASTA nor FASTQ: it begins with {begin!r}.")
 
 
 def _fasta_records(text: io.BufferedReader, path: str) -> Iterator[bytes]:

@@ -161,7 +161,7 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: TrainerSetti
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0:
         nothing = {
-            "open": "a stop-free frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
+            "open": "an open reading frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
             "Give longer records, a shorter --chunk-length, or --frames longest.",
             "longest": f"an ORF of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
         }

@@ -83,7 +83,7 @@ def test_the_head_asked_for_or_the_bundled_one(changes: dict[str, object], expec
             {"chunk_length": 300},
             CHUNKS_BY_RECORD,
             None,
-            "have 500 bp for sequences below 2000 bp, 1000 bp. Use",
+            "have 500 bp for sequences below 2,000 bp, else 1,000 bp. Use",
         ),
         ({}, 500, "open", None),
         (None, 500, "open", None),

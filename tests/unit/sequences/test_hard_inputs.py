@@ -37,7 +37,7 @@ class HardInput:
 
 
 def dna(length: int, seed: int) -> str:
-    """Random codons without stops, so that every chunk has a stop-free frame."""
+    """Random codons without stops, so that every chunk has a open reading frame."""
     return "".join(random.Random(seed).choices(CODONS, k=length // 3 + 1))[:length]
 
 

@@ -15,10 +15,11 @@ DATACENTER_SHARED_MEMORY: Final = 227 * 1024  # bytes per block on data centre G
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory per block on a tensor's device; unlimited on the CPU, in Triton's interpreter."""
+    """Bytes of shared memory per block on a device; unlimited on the CPU, in Triton's interpreter."""
     if device.type != "cuda":
         return sys.maxsize
-    limit: int = driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    limit: int = driver.active.utils.get_device_properties(index)["max_shared_mem"]
     return limit
 
 

@@ -29,7 +29,7 @@ from virnuc_core.plain_text import visible
 from virnuc_core.results.calls import CALLS, NONVIRAL, PROVIRUS, UNSCORED, VIRUS
 from virnuc_core.results.writers import count_values
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FAMILY_NAMES, chunk_steps
+from virnuc_core.specs import FAMILY_NAMES, chunks_in_words
 
 CONFIDENCE: Final = ("confident", "likely", "unsure")
 
@@ -143,9 +143,7 @@ def _details(folder: RunFolder, document: Mapping[str, Any]) -> Iterator[tuple[s
         yield "Viral fraction", f"{sample['share']:.1%}"
         if sample["threshold"] is not None:
             yield "Score threshold", f"{sample['threshold']:.3f}"
-    steps = chunk_steps(document["chunk_length"])
-    sizes = [f"{size:,} bp" + (f" for contigs below {below:,} bp" if below else "") for size, below in steps]
-    yield "Chunk length", ", ".join(sizes)
+    yield "Chunk length", chunks_in_words(document["chunk_length"])
     yield "Chunks with a score", f"{counts['scored_chunks']:,} of {counts['chunks']:,}"
     yield "ORFs embedded", f"{work['frames']:,}"
     for model in document["models"]:

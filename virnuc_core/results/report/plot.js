@@ -1,6 +1,6 @@
 // Scatter plots of all contigs in the report.
 
-const PLOT = { width: 560, height: 300, left: 40, right: 22, top: 10, bottom: 48 };
+const PLOT = { width: 560, height: 300, left: 40, right: 28, top: 10, bottom: 48 };
 
 function scorePlots() {
   // One path for each class, the largest below; without classes, for each call.
@@ -15,7 +15,7 @@ function scorePlots() {
   const legend = h("ul", { class: "legend" }, groups.map(({ name, rows }) => h("li", {}, dot(name), h("bdi", { text: name }), " ", dim(count(rows.length)))),
     data.threshold !== null && h("li", {}, dim(`- - score threshold ${score(data.threshold)}`)));
   const shown = ticks.filter((tick) => tick >= 0.8 * low && tick <= 1.2 * high);
-  const sparse = shown.length > 8 ? shown.filter((tick) => /^1/.test(tick)) : shown;
+  const sparse = shown.length > 5 ? shown.filter((tick) => /^1/.test(tick)) : shown;
   return [legend, h("div", { class: "pair" },
     scatter("Score by length", "Length (log scale)", groups, (row) => Math.log10(contigs.length[row]), Math.log10(0.8 * low), Math.log10(1.2 * high),
       sparse.map((tick) => [Math.log10(tick), tick < 1e3 ? `${tick} bp` : tick < 1e6 ? `${tick / 1e3} kb` : `${tick / 1e6} Mb`])),
