@@ -57,7 +57,7 @@ from virnuc_core.settings import (
     predict_config,
 )
 
-# Name of the final state of a night, of type COMPLETED, that automations.yaml waits for.
+# Name of the final state of a night, of type COMPLETED, that alarms.yaml waits for.
 FILES_REJECTED: Final = "FilesRejected"
 SMALL_BYTES: Final = 1_000_000  # up to which a run of its own would take longer than the file
 

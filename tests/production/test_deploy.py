@@ -35,6 +35,6 @@ def test_everything_ends_with_one_of_its_programs_and_when_it_is_killed_itself(
         stack.process.wait(60)
         wait_until(lambda: processes_of(stack.home) == [], 60)
     output = (tmp_path / "up.log").read_text()
-    assert (f"mlflow ended with exit code -9. The end of {stack.home}/up/mlflow.log" in output) is (
+    assert (f"mlflow ended with exit code -9. Last lines of {stack.home}/up/mlflow.log" in output) is (
         killed == "MLflow"
     )

@@ -183,6 +183,6 @@ def test_a_night_that_no_worker_takes_raises_an_alarm_soon_and_at_its_deadline(
         stack.client.set_flow_run_state(night, Cancelled(), force=True)
         stack.client.update_work_queue(nights.id, is_paused=False)
     first, second = webhook.messages
-    assert first["subject"].endswith(" does not begin")
-    assert second["subject"].endswith(" is not done")
-    assert second["body"].startswith("It is Late ")
+    assert first["subject"].endswith(" has not started")
+    assert second["subject"].endswith(" is overdue")
+    assert second["body"].startswith("Its state is Late; ")
