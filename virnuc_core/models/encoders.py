@@ -29,7 +29,6 @@ from virnuc_core.models.layers import (
     InterleavedGLU,
     Linear,
     SplitGLU,
-    adds_in_place,
     arrange_glu,
     has_half_kernels,
     layer_norm,
@@ -177,7 +176,7 @@ class ESM2(Encoder):
 
     def prepare_inference(self) -> None:
         weight = self.layers[0].ffn_out.weight
-        if adds_in_place(weight):
+        if has_half_kernels(weight):
             shift = torch.zeros(len(weight), device=weight.device)
             for layer in self.layers:
                 layer.attention_out = InPlaceLinear(layer.attention_out, shift)
