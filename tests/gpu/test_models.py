@@ -81,6 +81,10 @@ def test_weights_are_those_of_the_file_and_need_little_more_memory(
     assert sum(tensor.nbytes for tensor in weights.values()) <= torch.cuda.memory_allocated(DEVICE) - before
     assert beside <= 3 * max(tensor.numel() * 4 for tensor in weights.values())
     for name, tensor in checkpoint.state_dict().items():
+        if name not in weights:  # a bias in the sums that are added after all products
+            assert name.endswith("_out.bias")
+            assert precision != "fp32"
+            continue
         assert torch.equal(weights[name].cpu(), tensor.to(weights[name].dtype)), name
 
 
@@ -120,8 +124,8 @@ def test_auto_is_our_kernel_and_it_runs(family: Family) -> None:
         embed(model, backend, LENGTHS)
         torch.cuda.synchronize()
     names = " ".join(event.key for event in profile.key_averages())
-    assert "_short_kernel" in names
-    assert "_long_kernel" in names
+    assert "_whole_kernel" in names
+    assert "_tile_kernel" in names
     assert "_gemm_gelu_kernel" in names
     assert resolve_attention("auto", DEVICE, family, "fp32", model.spec.head_dim) == "sdpa"
 
