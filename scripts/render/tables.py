@@ -26,11 +26,11 @@ FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "plain": lambda model: model.rpartition(":")[2],  # without family and `random:`
     "count": lambda value: f"{round(value, -max(0, len(str(int(value))) - 4)):,.0f}",  # to four digits
     "GB": lambda size: f"{size / 1e9:.1f}",
-    "percent": lambda share: f"{100 * share:.1f} %",
-    "share": lambda share: f"{100 * share:.3f} %",
+    "percent": lambda share: f"{100 * share:.1f}%",
+    "share": lambda share: f"{100 * share:.3f}%",
     # Rounded down: a cosine that is not 1 must not read as 1.
     "cosine": lambda value: f"{math.floor(value * 1e7) / 1e7:.7f}",
-    "spread": lambda repeats: f"{100 * (max(repeats) - min(repeats)) / statistics.median(repeats):.1f} %",
+    "spread": lambda repeats: f"{100 * (max(repeats) - min(repeats)) / statistics.median(repeats):.1f}%",
     "each": lambda values: " ".join(f"{value:.1f}" for value in values),
 }
 
