@@ -36,16 +36,13 @@ def batch_name(files: Mapping[str, str]) -> str:
     flow_run_name=lambda: batch_name(flow_run.parameters["files"]),
     persist_result=False,
 )
-def predict_files(
-    files: dict[str, str], config: RunConfig, journal: str, project: str = ""
-) -> State[Any] | None:
+def predict_files(files: dict[str, str], config: RunConfig, journal: str) -> State[Any] | None:
     """Classifies small files as `predict` does, each into its own folder; an error ends only its file.
 
     Args:
         files: the results folder of each file.
         config: models and how to run them.
         journal: file for the errors, in a folder made by the nightly run, which this host must see, too.
-        project: to charge GPU hours to.
 
     Raises:
         DeviceLostError: the device failed.
@@ -62,7 +59,7 @@ def predict_files(
         LaneJournal(Path(journal)) as written,
     ):
         for number, (name, results) in enumerate(files.items()):
-            state: State[Any] = predict_file(name, results, config, lanes, project, return_state=True)
+            state: State[Any] = predict_file(name, results, config, lanes, return_state=True)
             if state.is_completed():
                 continue
             error = state.result(raise_on_failure=False)
@@ -81,9 +78,9 @@ def _require_folder(folder: Path) -> None:
 
 
 @task(name="predict-file", task_run_name="predict {name}", cache_policy=NO_CACHE, persist_result=False)
-def predict_file(name: str, results: str, config: RunConfig, lanes: LocalLanes, project: str) -> None:
+def predict_file(name: str, results: str, config: RunConfig, lanes: LocalLanes) -> None:
     """Computes one file; an unfinished run of it that cannot be continued is started over."""
-    steps = pipeline.Steps(on_step=_log.debug, labels={"project": project}, links=flow_links())
+    steps = pipeline.Steps(on_step=_log.debug, links=flow_links())
     try:
         pipeline.predict([name], results, config, lanes, steps=steps)
     except (errors.MismatchError, errors.DamagedFileError) as error:

@@ -51,7 +51,6 @@ from virnuc_core.settings import (
     PositiveTime,
     PredictSettings,
     Priority,
-    Project,
     RunConfig,
     SettleTime,
     predict_config,
@@ -79,7 +78,6 @@ def nightly(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
-    project: Project = "",
     files_at_once: Count = 8,
     settle_seconds: SettleTime = 60.0,
 ) -> State[NightlyReport]:
@@ -95,7 +93,6 @@ def nightly(
         mode: "local": one file after another on this machine; "pool": by the workers of the work pools.
         lane_minutes: estimated minutes of work per lane, in pool mode.
         priority: queue of the lanes and of small files, in pool mode.
-        project: to charge GPU hours to.
         files_at_once: number of large files or batches of small ones submitted at a time, in pool mode.
         settle_seconds: seconds since the last write after which a file counts as complete.
 
@@ -105,9 +102,9 @@ def nightly(
     begin_flow()
     require_absolute(inbox, out)
     begin, results = time.time(), Path(out).absolute()
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
     choose_lanes(where, settings.devices)  # fails now instead of for each file
-    store = start_tracking(flow_run.id, run_tags(results, project))
+    store = start_tracking(flow_run.id, run_tags(results))
     with locking(results), _working(settings, where, results) as work:
         night = Night(str(Path(inbox).absolute()), results, settings_digest(work.config), settle_seconds)
         found = as_task("scan", night.scan)(return_state=True)
@@ -119,7 +116,7 @@ def nightly(
                     night.settle(computed)
     report = NightlyReport(inbox=inbox, out=results, outcomes=list(night.outcomes.values()))
     as_task("report", report.publish)(wait_for=[found, *ended])
-    track(store, partial(_entry_of, report, begin, settings, run_tags(results, project)), results / "*")
+    track(store, partial(_entry_of, report, begin, settings, run_tags(results)), results / "*")
     if report.metrics["files_failed"]:
         raise VirnucError(f"{report.summary}. {report.failures} The next nightly run retries them.")
     name = FILES_REJECTED if report.metrics["files_rejected"] else None
@@ -216,14 +213,13 @@ class _Work:
 
     def _run_batch(self, batch: Sequence[NewFile], journal: Path) -> tuple[State[Any], str]:
         files = {str(new.file.path): str(new.results) for new in batch}
-        project = self.where.project
         if self.where.mode == "local":
-            state: State[Any] = predict_files(files, self.config, str(journal), project, return_state=True)
+            state: State[Any] = predict_files(files, self.config, str(journal), return_state=True)
             return state, _page(state.state_details.flow_run_id)
         config = self.config.model_dump(mode="json")
         run = run_deployment(
             f"{predict_files.name}/{'cpu' if self.config.devices == ('cpu',) else 'gpu'}",
-            parameters={"files": files, "config": config, "journal": str(journal), "project": project},
+            parameters={"files": files, "config": config, "journal": str(journal)},
             flow_run_name=batch_name(files),
             work_queue_name=self.where.priority,
             timeout=0,

@@ -22,7 +22,6 @@ from virnuc_core.settings import (
     PositiveTime,
     PredictSettings,
     Priority,
-    Project,
     TrainSettings,
 )
 from virnuc_core.training.labels import LabelledFiles
@@ -50,7 +49,6 @@ def predict(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
-    project: Project = "",
 ) -> RunReport:
     """Classifies sequences as viral or non-viral; repeated with the same arguments, it resumes.
 
@@ -62,10 +60,9 @@ def predict(
         mode: "local": one lane per device of this machine; "pool": lanes wait for the workers of a work pool.
         lane_minutes: estimated minutes of work per lane, in pool mode.
         priority: queue of the lanes, in pool mode.
-        project: to charge GPU hours to.
     """
     begin_flow()
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
     return runs.predict(inputs, out, settings, force, where)
 
 
@@ -79,7 +76,6 @@ def embed(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
-    project: Project = "",
 ) -> RunReport:
     """Embeds proteins with ESM-2 or DNA with DNABERT-S; repeated with the same arguments, it resumes.
 
@@ -92,10 +88,9 @@ def embed(
         mode: "local": one lane per device of this machine; "pool": lanes wait for the workers of a work pool.
         lane_minutes: estimated minutes of work per lane, in pool mode.
         priority: queue of the lanes, in pool mode.
-        project: to charge GPU hours to.
     """
     begin_flow()
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
     return runs.embed(inputs, out, model, settings, force, where)
 
 
@@ -108,7 +103,6 @@ def train(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
-    project: Project = "",
 ) -> HeadReport:
     """Trains a classifier head; repeated with the same arguments, it resumes.
 
@@ -120,10 +114,9 @@ def train(
         mode: "local": one lane per device of this machine; "pool": lanes wait for the workers of a work pool.
         lane_minutes: estimated minutes of work per lane, in pool mode.
         priority: queue of the lanes, in pool mode.
-        project: to charge GPU hours to.
     """
     begin_flow()
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
     return runs.train(files, out, settings, force, where)
 
 
@@ -136,7 +129,6 @@ def evaluate(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
-    project: Project = "",
 ) -> HeadReport:
     """Measures accuracy on labelled sequences; repeated with the same arguments, it resumes.
 
@@ -148,8 +140,7 @@ def evaluate(
         mode: "local": one lane per device of this machine; "pool": lanes wait for the workers of a work pool.
         lane_minutes: estimated minutes of work per lane, in pool mode.
         priority: queue of the lanes, in pool mode.
-        project: to charge GPU hours to.
     """
     begin_flow()
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
     return runs.evaluate(files, out, settings, force, where)

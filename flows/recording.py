@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifacts import add_run_tag, in_flow, is_deployed
+from tasks.artifacts import in_flow, is_deployed
 from tasks.pages.markdown import size
 from tasks.progress import FlowProgress, LaneRows, current_progress
 from tasks.publishing import flow_links, run_tags
@@ -94,15 +94,13 @@ def recording(
     folder: Path, out: str, where: LaneSettings, entry: Callable[[], Entry] | None = None
 ) -> Iterator[Steps]:
     """The steps of a run in `folder`, which is logged in MLflow at the end of the block, by default as `run_entry`."""
-    if where.project:
-        add_run_tag(f"virnuc.project:{where.project}")
     steps = (FlowSteps if in_flow() else Steps)(
         on_step=lambda name: current_progress().stage(name),
         run_as="flow" if in_flow() else "process",
-        labels={"mode": where.mode, "project": where.project},
+        labels={"mode": where.mode},
         links=flow_links(),
     )
-    store = start_tracking(steps.id, run_tags(folder, where.project))
+    store = start_tracking(steps.id, run_tags(folder))
     try:
         yield steps
     except BaseException:

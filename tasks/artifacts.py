@@ -1,4 +1,4 @@
-"""Artifacts, tags and log lines on a flow run's page in Prefect; all best effort, and nothing outside of a flow.
+"""Artifacts and log lines on a flow run's page in Prefect; all best effort, and nothing outside of a flow.
 
 Prefect is imported in a flow alone: a run without one does not wait for it.
 """
@@ -112,22 +112,6 @@ def show_link(key: str, link: str, text: str) -> None:
         from prefect.artifacts import create_link_artifact
 
         _best_effort(lambda: create_link_artifact(link, text, key, text))
-
-
-def add_run_tag(tag: str) -> None:
-    if in_flow():
-        from prefect.runtime import flow_run
-
-        _best_effort(lambda: _add_tag(UUID(flow_run.id), tag))
-
-
-def _add_tag(run_id: UUID, tag: str) -> None:
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        tags = client.read_flow_run(run_id).tags  # `flow_run.tags` has those of its start
-        if tag not in tags:
-            client.update_flow_run(run_id, tags=[*tags, tag])
 
 
 def _best_effort(send: Callable[[], object], level: int = logging.WARNING) -> bool:

@@ -48,11 +48,10 @@ def _summary(report: RunReport, folder: RunFolder) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_tags(out: Path, project: str = "") -> dict[str, str]:
-    """Tags of an MLflow run that identify its folder, its project and its flow run."""
+def run_tags(out: Path) -> dict[str, str]:
+    """Tags of an MLflow run that identify its folder and its flow run."""
     return {
         "virnuc.out": str(out.resolve()),
-        **({"virnuc.project": project} if project else {}),
         **{name.replace("_", ".", 1): text for name, text in flow_links().items()},
     }
 

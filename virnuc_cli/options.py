@@ -131,7 +131,7 @@ def setting_options(model: "type[Settings]") -> list[click.Option]:
     )
     metavars = {
         **dict.fromkeys(("esm_model", "dnabert_model"), "NAME|PATH"),
-        **{"head": "PATH", "groups": "TABLE", "project": "NAME", "devices": "auto|cpu|0,1,..."},
+        **{"head": "PATH", "groups": "TABLE", "devices": "auto|cpu|0,1,..."},
     }
     fields = model.model_fields
     own_first = (name for owner in model.__mro__ for name in inspect.get_annotations(owner) if name in fields)

@@ -48,7 +48,6 @@ Priority = Literal["urgent", "normal", "bulk"]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
 Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 SettleTime = Annotated[FiniteFloat, Field(ge=0)]
-Project = Annotated[str, Field(pattern=r"^[\w.@-]{0,64}$")]
 
 
 class InWords(str):
@@ -233,12 +232,11 @@ class FramesSettings(Settings):
 
 
 class LaneSettings(Settings):
-    """Where lanes run, and in a pool how much work each gets, and for which project."""
+    """Where lanes run, and in a pool how much work each gets."""
 
     mode: LaneMode = _setting("local", "local: on this host; pool: by the workers of a Prefect work pool")
     lane_minutes: PositiveTime = _setting(10.0, "Estimated minutes of work per lane in a pool")
     priority: Priority = _setting("normal", "Queue of the lanes in a pool")
-    project: Project = _setting("", "Project to charge GPU hours to", "none")
 
 
 def in_words(field: FieldInfo) -> str:

@@ -90,10 +90,10 @@ def test_a_flow_is_found_again_in_mlflow_and_in_prefect(
 ) -> None:
     monkeypatch.setattr(artifacts, "SECONDS_BETWEEN_UPDATES", 0.0)
     out = tmp_path / "run"
-    report = predict([str(contigs)], str(out), chosen(models), project="soil")
+    report = predict([str(contigs)], str(out), chosen(models))
     (run,) = runs_in(client, out)
     assert run.info.status == "FINISHED"
-    assert (run.data.tags["virnuc.mode"], run.data.tags["virnuc.project"]) == ("local", "soil")
+    assert run.data.tags["virnuc.mode"] == "local"
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"chunks.tsv", "contigs.tsv", "report.html", "run.json", "lanes.tsv"} <= files
     lanes = Path(client.download_artifacts(run.info.run_id, "lanes.tsv", str(tmp_path))).read_text()
