@@ -104,7 +104,7 @@ def nightly(
     begin, results = time.time(), Path(out).absolute()
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
     choose_lanes(where, settings.devices)  # fails now instead of for each file
-    store = start_tracking(flow_run.id, run_tags(results))
+    start_tracking(flow_run.id, run_tags(results))
     with locking(results), _working(settings, where, results) as work:
         night = Night(str(Path(inbox).absolute()), results, settings_digest(work.config), settle_seconds)
         found = as_task("scan", night.scan)(return_state=True)
@@ -116,7 +116,7 @@ def nightly(
                     night.settle(computed)
     report = NightlyReport(inbox=inbox, out=results, outcomes=list(night.outcomes.values()))
     as_task("report", report.publish)(wait_for=[found, *ended])
-    track(store, partial(_entry_of, report, begin, settings, run_tags(results)), results / "*")
+    track(partial(_entry_of, report, begin, settings, run_tags(results)), results / "*")
     if report.metrics["files_failed"]:
         raise VirnucError(f"{report.summary}. {report.failures} The next nightly run retries them.")
     name = FILES_REJECTED if report.metrics["files_rejected"] else None

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from tasks.run_entries import Entry, run_entry
 from tasks.stages import FlowSteps
 from tasks.tracking import end_runs, start_tracking, track
 from virnuc_core.env_config import ignored_variables
-from virnuc_core.errors import UsageError, VirnucError
+from virnuc_core.errors import UsageError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.pipeline import Lanes, Steps
@@ -100,15 +100,9 @@ def recording(
         labels={"mode": where.mode},
         links=flow_links(),
     )
-    store = start_tracking(steps.id, run_tags(folder))
-    try:
-        yield steps
-    except BaseException:
-        if store is not None and in_flow():
-            with suppress(VirnucError):
-                store.connection()  # has opened what `end_mlflow_runs` is to end
-        raise
-    track(store, entry or partial(run_entry, folder), output_path(out))
+    start_tracking(steps.id, run_tags(folder))
+    yield steps
+    track(entry or partial(run_entry, folder), output_path(out))
 
 
 def end_mlflow_runs(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from itertools import chain
@@ -25,7 +24,6 @@ from virnuc_core import __version__
 from virnuc_core.env_config import env, home_folder
 from virnuc_core.errors import StorageLostError, VirnucError
 from virnuc_core.files import make_private, open_lock
-from virnuc_core.host_memory import without_collection
 from virnuc_core.plain_text import without_secrets
 
 if TYPE_CHECKING:
@@ -39,48 +37,7 @@ _FLOW_RUN_TAG: Final = "prefect.flow_run_id"
 Status = Literal["FAILED", "KILLED"]
 
 _log = logging.getLogger(__name__)
-_importing: Final = Lock()
-
-
-class Store:
-    """MLflow's store, connected to in a thread: the import alone takes seconds, and a server may not answer."""
-
-    def __init__(self, on_connected: "Callable[[MlflowClient, str], None] | None" = None) -> None:
-        self._connection: Future[tuple[MlflowClient, str]] = Future()
-        context = copy_context()
-        Thread(target=context.run, args=(self._connect, on_connected), name="mlflow", daemon=True).start()
-
-    def _connect(self, on_connected: "Callable[[MlflowClient, str], None] | None") -> None:
-        try:
-            with without_collection():  # the store's modules are imported when a client is made
-                _import_mlflow()
-                client, experiment = _connect()
-            if on_connected is not None:
-                on_connected(client, experiment)
-            self._connection.set_result((client, experiment))
-        except Exception as error:  # noqa: BLE001 (raised by `connection`)
-            self._connection.set_exception(error)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it is known that it cannot be connected to."""
-        return self._connection.done() and self._connection.exception() is not None
-
-    def connection(self) -> "tuple[MlflowClient, str]":
-        """A client, and the id of the experiment.
-
-        Raises:
-            StorageLostError: the store cannot be used, or its server does not answer within 5 s.
-            UsageError: there is no folder for it.
-        """
-        with _raising_storage_lost():
-            return self._connection.result()
-
-    def write(self, entry: Entry) -> None:
-        """Writes an entry, or adds what is missing of it; raises as `connection`."""
-        client, experiment = self.connection()
-        with _raising_storage_lost():
-            _write(client, experiment, entry)
+_connecting: Final = Lock()
 
 
 @contextmanager
@@ -95,29 +52,34 @@ def _raising_storage_lost() -> Iterator[None]:
         raise StorageLostError(f"MLflow cannot be written ({reason.splitlines()[0]})") from error
 
 
-def start_tracking(run_id: str, tags: Mapping[str, str]) -> Store | None:
-    """Connects to the store; with the tags of a flow run, opens its MLflow run. None if VIRNUC_TRACKING is off."""
+def start_tracking(run_id: str, tags: Mapping[str, str]) -> None:
+    """With the tags of a flow run, opens its MLflow run; otherwise only loads MLflow, which takes seconds, in a thread."""
     if env().tracking == "off":
-        return None
+        return
     if _FLOW_RUN_TAG not in tags:
-        return Store()
-
-    def open_run(client: "MlflowClient", experiment: str) -> None:
-        _end_runs(client, experiment, tags[_FLOW_RUN_TAG], "KILLED")  # of an attempt whose process was killed
-        labels = {**_own_tags(), **tags, _RUN_TAG: run_id}
-        run = client.create_run(experiment, tags=labels, run_name=tags["prefect.flow_run_name"])
-        if page := _page_of(run):
-            show_link("virnuc-mlflow", page, "This run in MLflow")
-
-    return Store(open_run)
-
-
-def track(store: Store | None, make_entry: Callable[[], Entry], out: str | Path) -> None:
-    """Writes an entry if it can be written; otherwise a warning names `virnuc server track OUT`."""
-    if store is None:
+        Thread(target=copy_context().run, args=(_load_mlflow,), name="mlflow", daemon=True).start()
         return
     try:
-        (Store() if store.has_failed else store).write(make_entry())
+        client, experiment = connect()
+        with _raising_storage_lost():
+            _end_runs(
+                client, experiment, tags[_FLOW_RUN_TAG], "KILLED"
+            )  # of an attempt whose process was killed
+            labels = {**_own_tags(), **tags, _RUN_TAG: run_id}
+            run = client.create_run(experiment, tags=labels, run_name=tags["prefect.flow_run_name"])
+    except VirnucError as error:
+        _log.warning("%s: the run is logged when it has finished", error)
+        return
+    if page := _page_of(run):
+        show_link("virnuc-mlflow", page, "This run in MLflow")
+
+
+def track(make_entry: Callable[[], Entry], out: str | Path) -> None:
+    """Writes an entry if it can be written; otherwise a warning names `virnuc server track OUT`."""
+    if env().tracking == "off":
+        return
+    try:
+        write(*connect(), make_entry())
     except VirnucError as error:
         _log.warning(
             "%s: the results are complete; log the run later with `virnuc server track %s`", error, out
@@ -129,11 +91,16 @@ def end_runs(flow_run_id: str, status: Status) -> None:
     if env().tracking == "off":
         return
     try:
-        client, experiment = Store().connection()
         with _raising_storage_lost():
-            _end_runs(client, experiment, flow_run_id, status)
+            _end_runs(*connect(), flow_run_id, status)
     except VirnucError as error:
         _log.warning("%s: it still shows the run as running", error)
+
+
+def write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
+    """Writes an entry, or adds what is missing of it; raises as `connect`."""
+    with _raising_storage_lost():
+        _write(client, experiment, entry)
 
 
 def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
@@ -201,7 +168,13 @@ def _end_runs(client: "MlflowClient", experiment: str, flow_run_id: str, status:
         client.set_terminated(run.info.run_id, status)
 
 
-def _import_mlflow() -> None:
+def connect() -> "tuple[MlflowClient, str]":
+    """A client, and the id of the experiment.
+
+    Raises:
+        StorageLostError: the store cannot be used, or its server does not answer within 5 s.
+        UsageError: there is no folder for it.
+    """
     # Read by MLflow on use. They prevent telemetry, which also delays process exit; waiting for a server that is down;
     # progress bars, and the address of each run on stdout.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -210,26 +183,26 @@ def _import_mlflow() -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     # Of two threads that import it at once, one may see a part of it.
-    with _importing:
-        import mlflow  # noqa: F401
+    with _connecting, _raising_storage_lost():
+        from mlflow import MlflowClient
 
-    # virnuc says itself what fails. Their lines can hold the address of the store, and with it a password.
-    for name in ("mlflow", "alembic", "urllib3"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+        # virnuc says itself what fails. Their lines can hold the address of the store, and with it a password.
+        for name in ("mlflow", "alembic", "urllib3"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        if env().tracking_uri:
+            return _with_experiment(MlflowClient(env().tracking_uri), artifacts=None)
+        home = home_folder()
+        # Concurrent creation of a new database fails for all but one process.
+        with open_lock(home / ".mlflow.lock") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            make_private(home / "mlflow.db")
+            client = MlflowClient(f"sqlite:///{home.resolve() / 'mlflow.db'}")
+            return _with_experiment(client, artifacts=(home / "mlartifacts").resolve().as_uri())
 
 
-def _connect() -> "tuple[MlflowClient, str]":
-    from mlflow import MlflowClient
-
-    if env().tracking_uri:
-        return _with_experiment(MlflowClient(env().tracking_uri), artifacts=None)
-    home = home_folder()
-    # Concurrent creation of a new database fails for all but one process.
-    with open_lock(home / ".mlflow.lock") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        make_private(home / "mlflow.db")
-        client = MlflowClient(f"sqlite:///{home.resolve() / 'mlflow.db'}")
-        return _with_experiment(client, artifacts=(home / "mlartifacts").resolve().as_uri())
+def _load_mlflow() -> None:
+    with suppress(VirnucError):
+        connect()
 
 
 def _with_experiment(client: "MlflowClient", artifacts: str | None) -> "tuple[MlflowClient, str]":

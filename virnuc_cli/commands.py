@@ -1,5 +1,6 @@
 """The commands of `virnuc`: their arguments, and what each does; heavy imports wait until a command runs."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -54,7 +55,6 @@ def _body(name: str) -> Callable[..., Answer]:
     """What computes a command in this process: the function that its flow calls, too."""
     from tasks.artifacts import log_from_info
     from virnuc_core.env_config import value_of
-    from virnuc_core.host_memory import without_collection
     from virnuc_core.plain_text import hide_secrets_in_logs
     from virnuc_core.settings import LANE_DEFAULTS
     from virnuc_core.versions import log_version_warnings
@@ -64,14 +64,16 @@ def _body(name: str) -> Callable[..., Answer]:
 
         prepare_for_gpus()  # before the imports, which take seconds, so that Triton hashes itself meanwhile
     hide_secrets_in_logs()
-    log_version_warnings("orchestration")
+    log_version_warnings()
     log_from_info()
     # Read by torch's OpenMP when it is loaded. Where other programs compute, threads that wait for each other by spinning for
     # milliseconds, its default, take several times as long.
     if value_of("OMP_WAIT_POLICY") is None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    with without_collection():
-        body = resolve_name(f"flows.runs:{name}")
+    gc.disable()  # looking for garbage takes a fifth of the time of imports, which leave none
+    body = resolve_name(f"flows.runs:{name}")
+    gc.freeze()
+    gc.enable()
 
     def compute(*arguments: Any) -> Answer:
         report = body(*arguments, LANE_DEFAULTS)

@@ -105,7 +105,7 @@ def track(runs: tuple[str, ...]) -> Answer:
     RUN is the --out of a run.
     """
     from tasks.run_entries import entries_of
-    from tasks.tracking import Store
+    from tasks.tracking import connect, write
     from virnuc_core.remote import output_path
 
     entries = []
@@ -114,11 +114,10 @@ def track(runs: tuple[str, ...]) -> Answer:
         if not found:
             raise InputError(f"{run} contains no finished run: give the --out of one.")
         entries += found
-    store, failures = Store(), list[VirnucError]()
-    store.connection()
+    connection, failures = connect(), list[VirnucError]()
     for entry in entries:
         try:
-            store.write(entry)
+            write(*connection, entry)
         except VirnucError as error:  # MLflow may refuse one of them
             failures.append(error)
     if failures:

@@ -1,10 +1,9 @@
-"""Limit of memory of this process: physical, by its resource limit, and by its control groups; and its garbage collection."""
+"""Limit of memory of this process: physical, by its resource limit and by its control groups."""
 
-import gc
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 
@@ -15,17 +14,6 @@ def memory_limit(proc: Path = Path("/proc")) -> int:
     if own != resource.RLIM_INFINITY:
         limits.append(own)
     return min([*limits, *_group_limits(proc)])
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """For slow imports: looking for garbage takes a fifth of their time, and they leave none."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()  # nor is what they made looked through later
-        gc.enable()
 
 
 def _group_limits(proc: Path) -> Iterator[int]:
