@@ -30,7 +30,7 @@ from virnuc_core.columns import ByteColumn, Int64
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import atomic_path, file_digest, from_json, parse_object, write_text
 from virnuc_core.sequences.frames import FRAME_NAMES
-from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile, chunk_steps
+from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile
 
 if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
@@ -83,8 +83,6 @@ class StoreMeta:
         """
         try:
             meta = from_json(cls, parse_object((folder / "meta.json").read_bytes()))
-            if meta.chunk_length is not None:
-                chunk_steps(meta.chunk_length)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
             raise DamagedFileError(
                 f"{folder} is not a complete frame store: meta.json is invalid ({error!r}). "
