@@ -1,20 +1,4 @@
-"""All errors that virnuc raises on purpose, with the exit code of the process.
-
-    VirnucError                      exit 1   anything not listed below
-    ├── UsageError                   exit 2   invalid flag, parameter or environment variable
-    ├── InputError                   exit 3   sequence file unreadable, or without usable records
-    │   └── UnreadableInputError     exit 3   its disk, path or permissions are at fault, not its content
-    ├── MismatchError                exit 4   run folder of another input, model or setting
-    ├── CheckpointError              exit 4   model weights, head or tokenizer unusable
-    ├── DamagedFileError             exit 4   corrupt or incomplete file that virnuc wrote
-    ├── DeviceError                  exit 5   device missing or unsupported
-    │   ├── DeviceMemoryError        exit 5   device or host out of memory (retryable)
-    │   └── DeviceLostError          exit 5   device failed or disappeared (retryable)
-    ├── LaneError                    exit 5   lane process died (retryable)
-    ├── CancelledRunError            exit 5   somebody cancelled the run at the Prefect server
-    ├── HostError                    exit 5   host not fit for the job, another one may be (retryable)
-    └── StorageError                 exit 6   file or folder of virnuc's own unreadable or unwritable
-        └── StorageLostError         exit 6   disk or network file system failed (retryable)
+"""All errors that virnuc raises on purpose, with the exit code of the process; docs/errors.md lists them.
 
 Messages say what is wrong, where, and what to do. All errors can be pickled, to cross process boundaries.
 """
@@ -129,23 +113,12 @@ class StorageLostError(StorageError):
 
 def storage_error(error: OSError) -> StorageError:
     """Translates an OSError into an actionable message; retryable if the OSError is."""
-    go_on = "then run the same command again: finished work is kept."
-    match error.errno:
-        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            advice = f"Free up space there, {go_on}"
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            advice = f"Check your permissions there, {go_on}"
-        case errno.ENOENT | errno.ENOTDIR | errno.ELOOP:
-            advice = "It was removed while in use: restore it, or run the same command again to recreate it."
-        case errno.EMFILE | errno.ENFILE:
-            advice = f"Allow more open files (ulimit -n), {go_on}"
-        case number if number in _TRANSIENT_ERRNOS:
-            advice = f"The disk or network file system is failing: check the system log, {go_on}"
-        case _:
-            advice = f"Check the path, {go_on}"
     kind = StorageLostError if is_retryable(error) else StorageError
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return kind(f"{error.filename or 'a file of the run'} cannot be read or written: {reason}. {advice}")
+    return kind(
+        f"{error.filename or 'a file of the run'} cannot be read or written: {reason}. Check the disk, its free space "
+        "and your permissions there, then run the same command again: finished work is kept."
+    )
 
 
 def is_retryable(error: BaseException) -> bool:

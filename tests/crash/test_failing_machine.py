@@ -46,7 +46,7 @@ def test_a_command_on_a_full_disk_says_so(
         code = main(["frames", str(contigs), "--chunk-length", "60", "--out", str(out)])
     assert code == StorageError.exit_code == 6
     assert "virnuc: error: " in (said := capsys.readouterr().err)
-    assert "Free up space there" in said
+    assert "its free space" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,7 +57,7 @@ def test_a_folder_that_vanishes(run: MadeRun) -> None:
 
     with LaneProcess("cpu") as lane, pytest.raises(OSError, match=r"shard_|plan\.json") as caught:
         lane.run(run.folder, range(len(run.plan.shards)), 0, remove)
-    assert "It was removed while in use" in str(storage_error(caught.value))
+    assert "No such file" in str(storage_error(caught.value))
 
 
 def test_a_frame_store_that_is_cut_while_it_is_read(run: MadeRun, contigs: Path) -> None:
