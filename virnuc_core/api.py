@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from virnuc_core import pipeline
 from virnuc_core.errors import InputError, UsageError
-from virnuc_core.files import scratch_folder
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.models.catalogue import require_head, require_known_model
@@ -119,8 +119,8 @@ class Embedder(_Resident):
         usable = _usable(sequences, "protein" if self._family == "esm2" else "dna")
         if not usable:
             return np.empty((0, open_checkpoint(self._name, self._family).spec.embedding_dim), np.float32)
-        with scratch_folder() as root:
-            return pipeline.embed_vectors(usable, root / "run", self._config, self._lanes)
+        with TemporaryDirectory(prefix="virnuc-") as root:
+            return pipeline.embed_vectors(usable, Path(root, "run"), self._config, self._lanes)
 
 
 class Predictor(_Resident):
@@ -147,7 +147,7 @@ class Predictor(_Resident):
         force: bool = False,
     ) -> Predictions:
         """As the function `predict`, with its arguments and errors; UsageError if the models are closed."""
-        keeping = nullcontext(out) if out is not None else scratch_folder()
+        keeping = nullcontext(out) if out is not None else TemporaryDirectory(prefix="virnuc-")
         with keeping as root, _files(source) as inputs:
             folder = RunFolder(output_path(str(root)))
             report = pipeline.predict(inputs, str(root), self._config, self._lanes, force=force)
@@ -233,8 +233,8 @@ def _files(source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]]
     if not pairs:
         yield [str(path) for path in paths]
         return
-    with scratch_folder() as scratch:
-        yield [_write_fasta(scratch / "sequences.fa", pairs)]
+    with TemporaryDirectory(prefix="virnuc-") as scratch:
+        yield [_write_fasta(Path(scratch, "sequences.fa"), pairs)]
 
 
 def _usable(sequences: Sequence[str], alphabet: Alphabet) -> list[bytes]:

@@ -12,14 +12,11 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from virnuc_core.errors import UsageError
-
-_scratch: Final[set[Path]] = set()
 
 Record = TypeVar("Record")
 
@@ -138,21 +135,7 @@ def sync_folder(path: Path) -> None:
     _fsync(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A temporary folder, for files that nobody needs after a crash: they are not synced to disk."""
-    with TemporaryDirectory(prefix="virnuc-") as name:
-        folder = Path(name)
-        _scratch.add(folder)
-        try:
-            yield folder
-        finally:
-            _scratch.discard(folder)
-
-
 def _fsync(path: Path, flags: int) -> None:
-    if any(path.is_relative_to(folder) for folder in tuple(_scratch)):
-        return
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
