@@ -103,11 +103,15 @@ def stage_in(url: str) -> Path:
             files.get_file(path, str(part))
             files.invalidate_cache()
             after = files.info(path)
-        if _version(after) != _version(info):
+        md5 = info.get("md5Hash") or info.get("Content-MD5")
+        if (
+            _version(after) != _version(info)
+            or info.get("size") not in (None, part.stat().st_size)
+            or (md5 and base64.b64decode(md5).hex() != file_digest(part, "md5"))
+        ):
             raise StorageLostError(
-                f"{without_secrets(url)} changed while being copied. Run the same command again."
+                f"{without_secrets(url)} changed while being copied, or its copy is damaged. Run the same command again."
             )
-        _require_intact(part, info, url)
         sync_file(part)
         part.replace(target)
         write_text(record, _version(info))
@@ -185,10 +189,8 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         files, path = fsspec.url_to_fs(url, **(options if url.startswith("http") else {}))
     except ImportError as error:
-        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(url.partition(":")[0])
-        advice = f"pip install 'virnuc[{extra}]'" if extra else f"install the package it names: {error}"
         raise UsageError(
-            f"{without_secrets(url)} needs a package that is not installed: {advice}."
+            f"{without_secrets(url)} needs a package that is not installed ({error}), as in virnuc[s3] and virnuc[gcs]."
         ) from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         reason = without_secrets(str(error))
@@ -211,16 +213,6 @@ def _version(info: Mapping[str, Any]) -> str:
     """What changes when a file does, by its server's account."""
     keys = ("size", "ETag", "etag", "md5Hash", "generation", "Last-Modified", "LastModified", "mtime")
     return json.dumps([str(info[key]) for key in keys if info.get(key) is not None])
-
-
-def _require_intact(part: Path, info: Mapping[str, Any], url: str) -> None:
-    size, md5 = info.get("size"), info.get("md5Hash") or info.get("Content-MD5")
-    is_cut_off = size is not None and part.stat().st_size != size
-    if is_cut_off or (md5 and base64.b64decode(md5).hex() != file_digest(part, "md5")):
-        raise StorageLostError(
-            f"the copy of {without_secrets(url)} does not match the size or MD5 that its server reports. Run the same command "
-            "again."
-        )
 
 
 def _staged(url: str, kind: str) -> Path:
