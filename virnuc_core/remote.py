@@ -189,8 +189,10 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         files, path = fsspec.url_to_fs(url, **(options if url.startswith("http") else {}))
     except ImportError as error:
+        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(url.partition(":")[0])
+        advice = f"pip install 'virnuc[{extra}]'" if extra else f"install the package it names: {error}"
         raise UsageError(
-            f"{without_secrets(url)} needs a package that is not installed ({error}), as in virnuc[s3] and virnuc[gcs]."
+            f"{without_secrets(url)} needs a package that is not installed: {advice}."
         ) from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         reason = without_secrets(str(error))
