@@ -12,7 +12,6 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -59,6 +58,7 @@ from virnuc_core.settings import (
 # Name of the final state of a night, of type COMPLETED, that alarms.yaml waits for.
 FILES_REJECTED: Final = "FilesRejected"
 SMALL_BYTES: Final = 1_000_000  # up to which a run of its own would take longer than the file
+SMALL_AT_ONCE: Final = 40
 
 _log = logging.getLogger(__name__)
 
@@ -150,13 +150,11 @@ class _Work:
     journals: Path
 
     def compute(self, found: State[list[NewFile]], at_once: int) -> Generator[State[list[Computed]]]:
-        """Computes batches of at most 100 files and about 20 MB, and then large files; in mode pool side by side."""
+        """Computes batches of small files, and then large ones; in mode pool side by side."""
         small = [new for new in found.result() if new.file.size <= SMALL_BYTES]
-        sizes = itertools.accumulate(new.file.size for new in small)
-        batches = zip((i // 100 + size // 20_000_000 for i, size in enumerate(sizes)), small, strict=True)
         tasks = []
-        for _, group in itertools.groupby(batches, itemgetter(0)):
-            files = [new for _, new in group]
+        for begin in range(0, len(small), SMALL_AT_ONCE):
+            files = small[begin : begin + SMALL_AT_ONCE]
             name = f"{files[0].file.path.name} and {len(files) - 1} more"
             tasks.append(as_task(name, partial(self._predict_files, files)))
         large = [new for new in found.result() if new.file.size > SMALL_BYTES]
