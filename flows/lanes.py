@@ -114,11 +114,11 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str, token: str
 def hold_while_unfit(require_folder: Callable[[], None], device: str) -> State[Any] | None:
     """Keeps the worker's slot while this host or its device is not fit for a run that is not over.
 
-    Returns the final state of a flow run that was held, since others have computed for it meanwhile, or whose parent was
-    cancelled while no process watched over it; None for a fit host.
+    Returns the final state of a flow run that was held, since others have computed for it meanwhile, or whose parent has
+    ended while no process watched over it; None for a fit host.
     """
-    if (parent := _parent_state()) is not None and parent.is_cancelled():
-        return Cancelled(message="The run that it belongs to was cancelled.")
+    if _is_parent_over():
+        return Cancelled(message="The run that it belongs to has ended.")
     if not (fault := find_fault(require_folder, device)):
         return None
     shown = ""
@@ -134,16 +134,12 @@ def hold_while_unfit(require_folder: Callable[[], None], device: str) -> State[A
 
 
 def _is_parent_over() -> bool:
-    state = _parent_state()
-    return state is not None and state.is_final()
-
-
-def _parent_state() -> State[Any] | None:
-    """That of the run that this one is for, if any."""
+    """Whether the run that this one is for, if any, has ended."""
     if (parent := flow_run.parent_flow_run_id) is None:
-        return None
+        return False
     with get_client(sync_client=True) as client:
-        return client.read_flow_run(UUID(parent)).state
+        state = client.read_flow_run(UUID(parent)).state
+    return state is not None and state.is_final()
 
 
 @contextmanager

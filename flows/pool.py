@@ -1,7 +1,7 @@
 """Lanes in a work pool: runs of a deployment, computed by workers on any machine that sees the run's folder.
 
-The server knows the state of each lane; everything else goes through the run's folder. A retried run takes over the lanes
-of the attempt before, and submits the rest.
+The server knows the state of each lane; everything else goes through the run's folder. A retried run cancels the lanes of
+the attempt before, and submits lanes for the shards that are missing.
 """
 
 import asyncio
@@ -12,28 +12,26 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import State
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Cancelling
+from prefect.states import Cancelled, Cancelling, Scheduled
 
 from flows import CPU_POOL, GPU_POOL
 from flows.lanes import HELD, journal_name, lane_kind
 from tasks.progress import LaneRows, current_progress
 from tasks.server import read_all, server_url
-from tasks.stages import retried_task
+from tasks.stages import step_task
 from virnuc_core.env_config import env
 from virnuc_core.errors import CancelledRunError, LaneError, UsageError, VirnucError
 from virnuc_core.files import make_folder, write_text
@@ -50,11 +48,10 @@ from virnuc_core.settings import LaneSettings, RunConfig
 
 # Work pool of each kind of device; its deployments are named like the end of its name.
 WORK_POOLS: Final = {"cuda": GPU_POOL, "cpu": CPU_POOL}
-# Before a lane or a plan that failed is submitted again; a host or a file system may need that long to recover.
-RETRY_DELAYS_SECONDS: Final = [5.0, 30.0, 120.0, 300.0, 300.0]
 _SECONDS_BETWEEN_POLLS: Final = 2.0
 _SECONDS_BETWEEN_NOTICES: Final = 60.0
-_MAX_READ: Final = 200  # the server's limit
+# Lanes of a run at the server at a time: their states are read together, and workers read their parameters with every poll.
+_MOST_LANES: Final = 150
 _ONLINE: Final = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
 
 _log = logging.getLogger(__name__)
@@ -62,12 +59,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lane:
-    """Some of a run's shards; `run_id` is the flow run of an attempt before that computes them."""
+    """Some of a run's shards."""
 
     number: int
     title: str
     shards: tuple[int, ...]
-    run_id: UUID | None = None
 
 
 class PoolLanes:
@@ -112,12 +108,13 @@ class PoolLanes:
         parameters = self._parameters(folder)
         parameters |= {"config": for_worker(config).model_dump(mode="json"), "kind": kind}
         runs = PoolRuns(self._pool, self._planning, "plans", folder, ignore)
+        title = f"plan {folder.root.name}"
 
-        async def make() -> None:
-            title = f"plan {folder.root.name}"
-            await _as_task(title, lambda: runs.complete(title, "plan", parameters), retries_in_vain=0)
+        @step_task(title)
+        async def plan() -> None:
+            await runs.complete(title, "plan", parameters)
 
-        self._run(runs, make)
+        self._run(runs, plan)
         return read_plan(folder.plan)
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
@@ -126,42 +123,44 @@ class PoolLanes:
         Raises:
             VirnucError: shards remain that could not be computed; finished ones are kept.
         """
+        cancel_children()  # of an attempt before
         plan = read_plan(folder.plan)
         runs = PoolRuns(self._pool, self._computing, self._queue, folder, LaneRows(current_progress()))
         parameters = self._parameters(folder)
-        failures: dict[int, VirnucError] = {}
-        window = asyncio.Semaphore(
-            16
-        )  # lanes that no worker has begun: workers read their parameters with every poll
+        failures: list[tuple[str, VirnucError]] = []
+        window = asyncio.Semaphore(_MOST_LANES)
 
         async def embed_lane(lane: Lane) -> None:
-            own = {**parameters, "shards": lane.shards, "lane": lane.number}
             costs = (plan.shards[shard].cost for shard in lane.shards)
             patience = 1.5 * lane_timeout(costs)  # a lane ends a device process that hangs, and tries again
-            with ExitStack() as waiting:
-                waiting.callback(window.release)
-                # Another host may have what this one lacks.
-                work = partial(runs.compute, lane, own, patience, waiting.close)
+
+            @step_task(lane.title)
+            async def embed() -> None:
+                await runs.compute(lane, {**parameters, "lane": lane.number}, patience)
+
+            async with window:
                 try:
-                    await _as_task(lane.title, work, retries_in_vain=2)
+                    await embed()
                 except VirnucError as error:
                     if not error.retryable:
                         raise
-                    failures[lane.number] = error
+                    failures.append((lane.title, error))
 
         lanes = self._lanes(folder, plan)
-        write_text(folder.flow_run, str(flow_run.id))  # by which an attempt after this one finds its lanes
 
         async def compute_all() -> None:
             async with asyncio.TaskGroup() as group:
                 for lane in lanes:
-                    await window.acquire()
                     group.create_task(embed_lane(lane))
 
         self._run(runs, compute_all)
         if failures:
+            [(title, error), *more] = failures
             num_missing = len(_missing(folder, range(len(plan.shards))))
-            raise _error_of(failures, f"{num_missing} of {len(plan.shards)} shards could not be computed")
+            raise type(error)(
+                f"{num_missing} of {len(plan.shards)} shards could not be computed. {title}: {error} "
+                f"{f'{len(more)} more lanes failed. ' if more else ''}Finished shards are kept: repeat the command to resume."
+            )
         reports = runs.reports()
         warn_of_mixed_hardware(reports)
         return reports
@@ -170,26 +169,22 @@ class PoolLanes:
         return {"folder": os.path.abspath(folder.root), "device": self._device, "token": _token(folder)}
 
     def _lanes(self, folder: RunFolder, plan: RunPlan) -> list[Lane]:
-        """Lanes of earlier attempts that still wait or work, and new ones for the shards that none of them has."""
-        earlier = list(_earlier_lanes(folder, self._computing))
-        taken = {shard for lane in earlier for shard in lane.shards}
-        pending = [shard for shard in _missing(folder, range(len(plan.shards))) if shard not in taken]
-        remove_shard_temporaries(folder, pending)
+        """Lanes for the shards that are missing."""
+        missing = _missing(folder, range(len(plan.shards)))
+        remove_shard_temporaries(folder, missing)
         with get_client(sync_client=True) as client:
             num_workers = len(client.read_workers_for_work_pool(self._pool, worker_filter=_ONLINE))
-        costs = [plan.shards[shard].cost for shard in pending]
+        costs = [plan.shards[shard].cost for shard in missing]
         parts = list(divide(costs, self._lane_seconds, max(1, num_workers)))
-        first = max((lane.number for lane in earlier), default=-1) + 1
         sample = plan.inputs[0].name if plan.inputs else folder.root.name
-        new = [
+        return [
             Lane(
-                number=first + place,
-                title=f"{sample} lane {first + place + 1} of {first + len(parts)}, {len(part)} shard{'s' * (len(part) > 1)}",
-                shards=tuple(pending[part.start : part.stop]),
+                number=number,
+                title=f"{sample} lane {number + 1} of {len(parts)}, {len(part)} shard{'s' * (len(part) > 1)}",
+                shards=missing[part.start : part.stop],
             )
-            for place, part in enumerate(parts)
+            for number, part in enumerate(parts)
         ]
-        return [*earlier, *new]
 
     def _run(self, runs: "PoolRuns", work: Callable[[], Any]) -> None:
         """Runs `work` while the states of its flow runs are read; when it fails, they are cancelled."""
@@ -206,27 +201,30 @@ class PoolRun:
 
     def __init__(self, run_id: UUID, journal: Path) -> None:
         self.id = run_id
-        self.state: State[Any] | None = None
+        self.state: State[Any] = Scheduled()
         self.events: list[LaneEvent] = []
         self.journal = journal
         self._tail = JournalTail(journal)
-        self._reading = Lock()
+        self._progress = time.monotonic()
 
-    def read(self, observe: Observer) -> None:
-        """Reads on in the journal, which need not exist yet."""
-        with self._reading:
-            for event in self._tail.read_new():
-                self.events.append(event)
-                observe(event)
+    def update(self, state: State[Any], observe: Observer) -> None:
+        """Reads on in the journal, which need not exist yet; `state` was read before."""
+        new = self._tail.read_new()
+        if new or not state.is_running():
+            self._progress = time.monotonic()
+        self.events += new
+        self.state = state
+        for event in new:
+            observe(event)
 
-    def has_begun(self) -> bool:
-        """Whether a worker has taken it."""
-        return self.state is not None and not self.state.is_scheduled()
+    def is_over(self, patience: float) -> bool:
+        """Whether it has ended, is held, or has worked for `patience` seconds without progress."""
+        return self.state.is_final() or self.is_held or time.monotonic() - self._progress > patience
 
     @property
     def is_held(self) -> bool:
         """Whether others do its work."""
-        return self.state is not None and self.state.name == HELD
+        return self.state.name == HELD
 
     @property
     def error(self) -> VirnucError:
@@ -234,7 +232,6 @@ class PoolRun:
         if self.events and isinstance(failure := self.events[-1], LaneFailed):
             kind, text = error_of(failure)
             return kind(text)
-        assert self.state is not None
         ended = f"{self.state.name} ({self.state.message})"
         return LaneError(f"its run ended as {ended}: see its log on the Prefect server.")
 
@@ -252,7 +249,6 @@ class PoolRuns:
         self._runs: list[PoolRun] = []
         self._at_work: dict[UUID, PoolRun] = {}
         self._changed = asyncio.Condition()
-        self._num_submitted: Counter[str] = Counter()
 
     async def complete(self, title: str, kind: str, parameters: Mapping[str, Any]) -> None:
         """Submits a run until one ends that was not held.
@@ -262,81 +258,55 @@ class PoolRuns:
         """
         is_done = False
         while not is_done:
-            run = await self._submit(title, kind, parameters)
-            if error := await self._end(run, math.inf):
+            run, error = await self._submit(title, kind, parameters, math.inf)
+            if error:
                 raise error
             is_done = not run.is_held
 
-    async def compute(
-        self, lane: Lane, parameters: Mapping[str, Any], patience: float, on_begun: Callable[[], None]
-    ) -> None:
+    async def compute(self, lane: Lane, parameters: Mapping[str, Any], patience: float) -> None:
         """Submits a lane with the shards that it lacks, for as long as each run gets on or is held.
 
         Raises:
             VirnucError: a run failed or ended without a new shard.
         """
-        kind = lane_kind(lane.number)
-        run = self._follow(lane.run_id, kind) if lane.run_id else None
         missing = await asyncio.to_thread(_missing, self._folder, lane.shards)
         while missing:
-            run = run or await self._submit(lane.title, kind, {**parameters, "shards": missing})
-            await self._until(run.has_begun)
-            on_begun()
-            error = await self._end(run, patience)
+            wanted = {**parameters, "shards": missing}
+            run, error = await self._submit(lane.title, lane_kind(lane.number), wanted, patience)
             left = await asyncio.to_thread(_missing, self._folder, lane.shards)
             if len(left) == len(missing) and not run.is_held:
                 lost = f"{lane.title}: its run ended without writing its shards to {self._folder.shards}."
                 raise error or LaneError(lost)
             if error:
                 _log.warning("%s continues elsewhere with %d shards: %s", lane.title, len(left), error)
-            missing, run = left, None
+            missing = left
 
-    async def _submit(self, title: str, kind: str, parameters: Mapping[str, Any]) -> PoolRun:
-        self._num_submitted[kind] += 1
-        run = await arun_deployment(
+    async def _submit(
+        self, title: str, kind: str, parameters: Mapping[str, Any], patience: float
+    ) -> tuple[PoolRun, VirnucError | None]:
+        """Submits a run and waits until it is over; gives the error of one that failed or hangs."""
+        submitted = await arun_deployment(
             self._deployment,
             parameters=dict(parameters),
             flow_run_name=title,
-            idempotency_key=f"{self._attempt}-{kind}-{self._num_submitted[kind]}",
+            idempotency_key=f"{self._attempt}-{kind}-{len(self._runs)}",
             work_queue_name=self._queue,
             timeout=0,
         )
-        return self._follow(run.id, kind)
-
-    def _follow(self, run_id: UUID, kind: str) -> PoolRun:
-        run = PoolRun(run_id, self._folder.lane_journal(journal_name(kind, run_id)))
+        run = PoolRun(submitted.id, self._folder.lane_journal(journal_name(kind, submitted.id)))
         self._runs.append(run)
-        self._at_work[run_id] = run
-        return run
-
-    async def _end(self, run: PoolRun, patience: float) -> VirnucError | None:
-        """Waits until a run ends or is held; returns the error of one that failed or has not got on for `patience` seconds."""
-        num_events, since = -1, 0.0
-
-        def is_over() -> bool:
-            nonlocal num_events, since
-            if run.state is None:
-                return False
-            if not run.state.is_running() or len(run.events) != num_events:
-                num_events, since = len(run.events), time.monotonic()
-            return run.state.is_final() or run.is_held or time.monotonic() - since > patience
-
-        await self._until(is_over)
+        self._at_work[run.id] = run
+        async with self._changed:
+            await self._changed.wait_for(lambda: run.is_over(patience))
         del self._at_work[run.id]
-        await asyncio.to_thread(run.read, self._observe)
-        assert run.state is not None
         if run.is_held:
             _log.warning("a worker accepts no work: %s", run.state.message)
-            return None
+            return run, None
         if not run.state.is_final():
             async with get_client() as client:
                 await client.set_flow_run_state(run.id, Cancelling())
-            return LaneError(f"its run hangs: no progress for {patience:.0f} s.")
-        return None if run.state.is_completed() else run.error
-
-    async def _until(self, is_so: Callable[[], object]) -> None:
-        async with self._changed:
-            await self._changed.wait_for(is_so)
+            return run, LaneError(f"its run hangs: no progress for {patience:.0f} s.")
+        return run, None if run.state.is_completed() else run.error
 
     async def watch(self) -> None:
         """Reads the states and journals of all runs that have not ended, until cancelled.
@@ -360,11 +330,10 @@ class PoolRuns:
                     raise CancelledRunError(
                         f"this run was stopped on the Prefect server ({state}). Finished shards are kept."
                     )
-                for run in list(self._at_work.values()):
-                    await asyncio.to_thread(run.read, self._observe)
+                for run_id, state in found.items():
+                    if (run := self._at_work.get(run_id)) is not None:
+                        await asyncio.to_thread(run.update, state, self._observe)
                 async with self._changed:
-                    for run_id in found.keys() & self._at_work.keys():
-                        self._at_work[run_id].state = found[run_id]
                     self._changed.notify_all()
                 if time.monotonic() > notice and found:
                     notice = time.monotonic() + _SECONDS_BETWEEN_NOTICES
@@ -425,8 +394,14 @@ def pool_device(client: SyncPrefectClient, device: str) -> str:
 
 def cancel_children() -> None:
     """Cancels the flow runs that this one has submitted and that have not ended; they keep what is finished."""
+    wanted = FlowRunFilter.model_validate(
+        {
+            "parent_flow_run_id": {"any_": [flow_run.id]},
+            "state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "PAUSED"]}},
+        }
+    )
     with get_client(sync_client=True) as client:
-        for run in _unfinished_children(client, [UUID(flow_run.id)]):
+        for run in read_all(client.read_flow_runs, flow_run_filter=wanted):
             client.set_flow_run_state(run.id, Cancelling(message="The run that it belongs to has ended."))
 
 
@@ -444,62 +419,12 @@ async def _together(work: Callable[[], Any], watch: Callable[[], Any]) -> None:
         raise first from None
 
 
-async def _as_task(name: str, work: Callable[[], Any], *, retries_in_vain: int) -> None:
-    """Runs `work` as a task, which is retried when it fails; `retries_in_vain` times after errors that are likely to recur."""
-
-    async def is_retried(task: Any, run: Any, state: State[Any]) -> bool:
-        error = await state.aresult(raise_on_failure=False)
-        limit = len(RETRY_DELAYS_SECONDS) if getattr(error, "retryable", False) else retries_in_vain
-        if not isinstance(error, VirnucError) or run.run_count > limit:
-            return False
-        delay = RETRY_DELAYS_SECONDS[run.run_count - 1]
-        _log.warning("%s failed; retry in %.0f s: %s", name, delay, error)
-        return True
-
-    @retried_task(name, RETRY_DELAYS_SECONDS, is_retried)
-    async def step() -> None:
-        await work()
-
-    await step()
-
-
 async def _read_states(client: PrefectClient, run_ids: Sequence[UUID]) -> dict[UUID, State[Any]]:
     """The state of every run; a deleted one counts as cancelled."""
     states: dict[UUID, State[Any]] = {run_id: Cancelled(message="the run was deleted") for run_id in run_ids}
-    for begin in range(0, len(run_ids), _MAX_READ):
-        wanted = FlowRunFilter.model_validate({"id": {"any_": run_ids[begin : begin + _MAX_READ]}})
-        for run in await client.read_flow_runs(flow_run_filter=wanted, limit=_MAX_READ):
-            if run.state is not None:
-                states[run.id] = run.state
-    return states
-
-
-def _earlier_lanes(folder: RunFolder, deployment: str) -> Iterator[Lane]:
-    """Lanes that wait or work for an earlier attempt at the run in a folder; those that were started over are cancelled."""
-    attempts = {UUID(flow_run.id)}
-    if folder.flow_run.exists():
-        attempts.add(UUID(folder.flow_run.read_text()))
-    with get_client(sync_client=True) as client:
-        deployment_id = client.read_deployment_by_name(deployment).id
-        for run in _unfinished_children(client, attempts):
-            if run.deployment_id != deployment_id or run.state is None or run.state.name == HELD:
-                continue
-            if run.parameters["token"] != folder.token.read_text():
-                client.set_flow_run_state(run.id, Cancelling(message="The run was started over."))
-            elif not run.state.is_cancelling():
-                _log.info("%s of an earlier attempt continues", run.name)
-                shards = tuple(run.parameters["shards"])
-                yield Lane(number=run.parameters["lane"], title=run.name, shards=shards, run_id=run.id)
-
-
-def _unfinished_children(client: SyncPrefectClient, parents: Iterable[UUID]) -> list[FlowRun]:
-    wanted = FlowRunFilter.model_validate(
-        {
-            "parent_flow_run_id": {"any_": list(parents)},
-            "state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING"]}},
-        }
-    )
-    return read_all(client.read_flow_runs, flow_run_filter=wanted)
+    wanted = FlowRunFilter.model_validate({"id": {"any_": run_ids}})
+    found = await client.read_flow_runs(flow_run_filter=wanted)
+    return states | {run.id: run.state for run in found if run.state is not None}
 
 
 def _missing(folder: RunFolder, shards: Iterable[int]) -> tuple[int, ...]:
@@ -526,15 +451,3 @@ def for_worker(config: RunConfig) -> RunConfig:
     names = ("esm_model", "dnabert_model", "head")
     paths = {name: absolute_path(path) for name in names if (path := getattr(config, name))}
     return config.model_copy(update={**paths, "switches": env().switches})
-
-
-def _error_of(failures: Mapping[int, VirnucError], what: str) -> VirnucError:
-    """An error with the reasons of all lanes, of their class if that is one."""
-    numbers: dict[str, list[str]] = {}
-    for number, error in sorted(failures.items()):
-        numbers.setdefault(str(error), []).append(str(number + 1))
-    shown = [f"lane {', '.join(lanes)}: {text}" for text, lanes in numbers.items()]
-    reasons = "; ".join([*shown[:5], *([f"and {len(shown) - 5} more reasons"] if len(shown) > 5 else [])])
-    kinds = {type(error) for error in failures.values()}
-    kind = kinds.pop() if len(kinds) == 1 else LaneError
-    return kind(f"{what}: {reasons} Finished shards are kept: repeat the command to resume.")

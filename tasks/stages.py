@@ -1,6 +1,6 @@
 """The steps of a run as Prefect tasks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -33,7 +33,7 @@ class FlowSteps(Steps):
 def as_task(name: str, call: Callable[[], R], *, repeats: bool = True) -> "Task[[], R]":
     """A task without parameters, since Prefect would walk through all that a plan or a table holds."""
 
-    @retried_task(name, DELAYS_SECONDS if repeats else (), retry_if_transient)
+    @step_task(name, repeats=repeats)
     def step() -> R:
         with translate_os_errors():
             return call()
@@ -41,10 +41,8 @@ def as_task(name: str, call: Callable[[], R], *, repeats: bool = True) -> "Task[
     return step
 
 
-def retried_task(
-    name: str, delays: Sequence[float], is_retried: Callable[..., Any]
-) -> "Callable[[Callable[P, R]], Task[P, R]]":
-    """Makes a function a task that is neither cached nor persisted, and retried after `delays` in seconds."""
+def step_task(name: str, *, repeats: bool = True) -> "Callable[[Callable[P, R]], Task[P, R]]":
+    """Makes a function a task that is neither cached nor persisted, and repeated after transient errors."""
     from prefect import task
     from prefect.cache_policies import NO_CACHE
 
@@ -52,13 +50,11 @@ def retried_task(
         name=name,
         cache_policy=NO_CACHE,
         persist_result=False,
-        retries=len(delays),
-        retry_delay_seconds=list(delays),
-        retry_condition_fn=is_retried,
+        retries=len(DELAYS_SECONDS) if repeats else 0,
+        retry_delay_seconds=list(DELAYS_SECONDS) if repeats else None,
+        retry_condition_fn=_retry_if_transient,
     )
 
 
-def retry_if_transient(task: "Task[..., Any]", run: "TaskRun", state: "State[Any]") -> bool:
-    """Whether a failed task is retried; says so."""
-    error = state.result(raise_on_failure=False)
-    return isinstance(error, BaseException) and is_repeated(task.name, error, run.run_count)
+def _retry_if_transient(task: "Task[..., Any]", run: "TaskRun", state: "State[Any]") -> bool:
+    return isinstance(state.data, BaseException) and is_repeated(task.name, state.data, run.run_count)

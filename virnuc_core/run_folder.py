@@ -43,7 +43,6 @@ class RunFolder:
     token = _Inside(
         "lanes/token"
     )  # made by the run, by which its lanes recognise that they see the same folder
-    flow_run = _Inside("lanes/flow_run")  # id of the flow run whose lanes work or worked in this folder
     embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
     summary = _Inside("virus_summary.tsv")  # one row per viral contig or provirus
     summary_parquet = _Inside("virus_summary.parquet")

@@ -238,7 +238,6 @@ def _patterns(folder: RunFolder) -> Mapping[Path, tuple[str, ...]]:
             "lane-*.log*",
             "plan-*.jsonl",
             folder.token.name,
-            folder.flow_run.name,
         ),
         folder.sequences: ("genbank_*.fa", "genbank_*.tsv"),
         folder.training: ("records.tsv", "figures.json", "*.png"),
