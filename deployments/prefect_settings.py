@@ -23,7 +23,7 @@ def prepare_prefect() -> None:
         UsageError: the home folder is not writable.
     """
     hide_secrets_in_logs()
-    log_version_warnings("orchestration")
+    log_version_warnings()
     home = home_folder("prefect").resolve()
     if env().prefect_home is None:
         try:

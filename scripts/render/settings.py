@@ -41,11 +41,11 @@ def variables_table(_: Results) -> str:
 
 def versions_table(_: Results) -> str:
     rows = [
-        (f"{one.package}{' (optional)' * one.is_optional}", one.range_text, one.newer, one.why)
+        (f"{one.package}{' (optional)' * one.is_optional}", one.works, one.other, one.why)
         for one in KNOWN_VERSIONS
     ]
     drivers = ", ".join(f"CUDA {cuda} from driver {driver} on" for cuda, driver in OLDEST_DRIVER.items())
-    table = markdown("package|known to work|a newer one is a|what is known of others", rows)
+    table = markdown("package|known to work|another one is a|what is known of others", rows)
     return f"{table}\n\nOn GPUs: {drivers}; triton is the one that the installed torch asks for."
 
 

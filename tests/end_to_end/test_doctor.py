@@ -8,8 +8,7 @@ import pytest
 
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import ESM2
-from virnuc_core import versions
-from virnuc_core.doctor import comparison
+from virnuc_core.doctor import checks, comparison
 from virnuc_core.env_config import env, reload
 from virnuc_core.versions import KnownVersions
 
@@ -46,8 +45,7 @@ def test_a_home_that_cannot_be_written(
 
 
 def test_a_torch_that_is_not_known_to_work(virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = KnownVersions(package="torch", part="compute", since="0", before="0.0.1", newer="problem")
-    monkeypatch.setattr(versions.check_versions, "__defaults__", ((known,),))
+    monkeypatch.setattr(checks, "KNOWN_VERSIONS", (KnownVersions("torch", "<0.0.1", "problem"),))
     code, found = findings(virnuc)
     assert code == 5
     assert "<0.0.1" in found["versions", "torch"]["advice"]

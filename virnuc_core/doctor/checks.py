@@ -33,11 +33,10 @@ from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Engine
 from virnuc_core.versions import (
     FLASH_ATTN,
+    KNOWN_VERSIONS,
     OLDEST_DRIVER,
     State,
-    check_versions,
     installed_version,
-    is_older,
     triton_of_torch,
 )
 
@@ -73,11 +72,11 @@ def all_findings(*, quick: bool) -> Iterator[Finding]:
 
 def version_findings() -> Iterator[Finding]:
     """Each package in the table of known versions."""
-    yield Finding("versions", "virnuc", "ok", __version__)
-    for check in check_versions():
-        found = check.found or "not installed"
-        is_device = check.package in ("torch", "triton", FLASH_ATTN)
-        yield Finding("versions", check.package, check.state, found, check.advice, is_device)
+    yield Finding("versions", "virnuc", "ok", f"{__version__}, Python {platform.python_version()}")
+    for known in KNOWN_VERSIONS:
+        state, found, advice = known.check()
+        is_device = known.package in ("torch", "triton", FLASH_ATTN)
+        yield Finding("versions", known.package, state, found or "not installed", advice, is_device)
 
 
 def device_findings() -> Iterator[Finding]:
@@ -109,7 +108,7 @@ def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
         oldest = OLDEST_DRIVER.get(int(built_for.split(".")[0])) if built_for else None
         if not built_for:
             advice = "this torch is CPU-only: install the CUDA build (see pytorch.org)"
-        elif oldest and is_older(driver, str(oldest)):
+        elif oldest and int(driver.split(".")[0]) < oldest:
             advice = f"CUDA {built_for} needs driver {oldest} or later: update the driver, or install an older torch"
         elif visible_gpus is not None:
             advice = f"CUDA_VISIBLE_DEVICES is {','.join(visible_gpus)!r}: unset it to use the GPUs"

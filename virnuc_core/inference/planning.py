@@ -136,7 +136,7 @@ def open_plan(
         DamagedFileError: the existing plan cannot be read.
         VirnucError: a model, head or setting cannot be used.
     """
-    log_version_warnings("compute")
+    log_version_warnings()
     existing = read_plan(folder.plan) if folder.plan.exists() else None
     plan = make_plan(config, store, kind, devices, existing, before)
     if token is not None:
