@@ -36,7 +36,7 @@ def publish_training(training: Training) -> HeadReport:
         "head": str(head.path),
         "head_fingerprint": head.fingerprint,
         "temperature": head.trained.temperature,
-        "best_epochs": list(head.trained.best_epochs),
+        "best_epoch": head.trained.best_epoch,
         "test": {level: asdict(figures) for level, figures in head.levels.items()},
     }
     return HeadReport(

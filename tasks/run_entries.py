@@ -177,7 +177,7 @@ def _with_training(entry: Entry, root: Path) -> Entry:
     """Adds what figures.json has, and in a flow the head and its card, which lie beside the folder."""
     figures = _read(root / "training" / "figures.json")
     curves = [
-        (f"member_{one['member']}/{name}", float(one[name]), int(one["epoch"]))
+        (name, float(one[name]), int(one["epoch"]))
         for one in figures["history"]
         for name in ("train_loss", "validation_loss")
         if one[name] is not None

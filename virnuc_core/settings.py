@@ -220,9 +220,6 @@ class TrainSettings(TwoModelSettings):
     )
     most_frames: Count = _setting(200_000, "Approximate maximum number of frames")
     epochs: Count = _setting(20, "Maximum number of epochs")
-    members: Annotated[int, Field(ge=1, le=16)] = _setting(
-        2, "For --frames open: number of heads to average, each trained from its own seed"
-    )
 
 
 class FramesSettings(Settings):

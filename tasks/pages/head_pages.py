@@ -146,7 +146,7 @@ def _settings(training: Training) -> str:
     rows = [(name.replace("_", " "), f"{value:g}") for name, value in settings.items()]
     temperature = "not calibrated" if trained.temperature is None else f"{trained.temperature:.4f}"
     rows += [
-        ("best epoch", ", ".join(f"{best}" for best in trained.best_epochs)),
+        ("best epoch", f"{trained.best_epoch}"),
         ("temperature", temperature),
     ]
     if trained.contig_temperature is not None:

@@ -87,7 +87,7 @@ def test_a_head_is_trained_on_files_at_urls(
         web.files[f"/{name}"] = write_class(tmp_path / name, gc, 12, seed).read_bytes()
     encoders = ("--esm-model", models.esm2, "--dnabert-model", models.dnabert, "--chunk-length", 60)
     files = ("--viral", f"{web.url}/viral.fa", "--other", f"{web.url}/other.fa")
-    fast = ("--epochs", 2, "--members", 1, "--json")
+    fast = ("--epochs", 2, "--json")
     report = virnuc.done("train", *files, "--out", tmp_path / "head.safetensors", *encoders, *fast).document
     assert (tmp_path / "head.safetensors").exists()
     assert len(report["inputs"]) == 2

@@ -24,7 +24,7 @@ from virnuc_core.results.inspect import inspect_path
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
-FAST = ("--epochs", "3", "--members", "1")
+FAST = ("--epochs", "3")
 PLOTS = ("roc.png", "reliability.png")
 
 
@@ -109,7 +109,7 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
     (tracked,) = client.search_runs([experiment.experiment_id], f"tags.`virnuc.run` = '{report['id']}'")
     assert tracked.data.params["frames"] == "longest"
     assert tracked.data.metrics["test_chunks_auroc"] == figures["test"]["chunks"]["auroc"]
-    losses = client.get_metric_history(tracked.info.run_id, "member_0/train_loss")
+    losses = client.get_metric_history(tracked.info.run_id, "train_loss")
     assert [loss.step for loss in losses] == [1, 2, 3]
 
 

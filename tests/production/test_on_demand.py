@@ -116,13 +116,13 @@ def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path
         kind: [str(write_class(tmp_path / f"{kind}.fa", gc, 8, seed))]
         for seed, (kind, gc) in enumerate((("viral", 0.35), ("other", 0.65)))
     }
-    quick = {"chunk_length": 60, "epochs": 2, "members": 1, "devices": SETTINGS["devices"]}
+    quick = {"chunk_length": 60, "epochs": 2, "devices": SETTINGS["devices"]}
     head, here = tmp_path / "pool.safetensors", tmp_path / "here.safetensors"
     values = {"files": files, "out": str(head), "settings": quick, "lane_minutes": LANE_MINUTES}
     run = run_in_shell(stack, "train/on-demand", "out", **values)
     assert len(stack.children(run.id)) == len(stack.lanes(run.id)) + 1
     assert "virnuc-head" in artifacts(stack, run.id)
-    flags = ("--chunk-length", "60", "--epochs", "2", "--members", "1", "--devices", SETTINGS["devices"][0])
+    flags = ("--chunk-length", "60", "--epochs", "2", "--devices", SETTINGS["devices"][0])
     given = ("--viral", *files["viral"], "--other", *files["other"])
     done = stack.shell("virnuc_cli", "train", *given, *flags, "--out", here)
     assert done.returncode == 0, done.stderr

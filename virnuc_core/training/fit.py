@@ -50,8 +50,6 @@ class TrainerSettings:
         held_out: share of the groups of each class for validation, and again for the test.
         group_power: see `sample_weights`.
         most_frames: approximate upper bound on the frames used for training.
-        members: ensemble size of an MLPClassifier: heads of 512 hidden units, fitted from different seeds and merged into one that
-            gives the mean of their logits.
         epochs: at most; an epoch samples as many frames as there are.
         patience: epochs without a smaller validation loss after which a fit ends.
         batch_frames: batch size.
@@ -63,7 +61,6 @@ class TrainerSettings:
     held_out: float = 0.1
     group_power: float = 0.6
     most_frames: int = 200_000
-    members: int = 2
     epochs: int = 20
     patience: int = 5
     batch_frames: int = 256
@@ -72,10 +69,10 @@ class TrainerSettings:
 
     @classmethod
     def of(cls, given: TrainSettings) -> Self:
-        """Those of a training; a contig head is one network, of which the weights decay less."""
-        names = ("seed", "held_out", "group_power", "most_frames", "members", "epochs")
+        """Those of a training; the weights of a contig head decay less."""
+        names = ("seed", "held_out", "group_power", "most_frames", "epochs")
         settings = cls(**{name: getattr(given, name) for name in names})
-        return settings if given.frames == "open" else replace(settings, members=1, weight_decay=0.1)
+        return settings if given.frames == "open" else replace(settings, weight_decay=0.1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,12 +93,8 @@ def vectors_of(runs: LabelledRuns) -> LabelledVectors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """One epoch of one ensemble member; members are numbered from 0, epochs from 1.
+    """One epoch, from 1, with means of the losses over its training batches, with dropout, and over the validation records."""
 
-    The losses are means over the training batches, with dropout, and over the validation records.
-    """
-
-    member: int
     epoch: int
     train_loss: float
     validation_loss: float
@@ -113,14 +106,14 @@ class TrainedHead:
 
     Attributes:
         temperature: of frames and chunks; part of the head. None if it is not calibrated.
-        best_epochs: the epoch that each member's weights come from.
+        best_epoch: the one that the weights come from.
         contig_temperature: intercept and slope over the logarithm of the number of chunks; None for an MLPClassifier, too.
     """
 
     head: Head
     temperature: float | None
     history: tuple[Epoch, ...]
-    best_epochs: tuple[int, ...]
+    best_epoch: int
     contig_temperature: tuple[float, float] | None = None
 
 
@@ -135,9 +128,26 @@ def train_head(
     inputs, held_out = (
         replace(part, features=(part.features - mean) / scale) for part in (train, validation)
     )
+    rows, targets = torch.from_numpy(inputs.features), torch.from_numpy(train.is_viral.astype(np.int64))
+
+    def draw() -> list[Tensor]:
+        sampled = torch.from_numpy(rng.choice(len(targets), len(targets), p=train.weights))
+        # Batch norm needs more than one frame.
+        return [batch for batch in sampled.split(settings.batch_frames) if len(batch) > 1]
+
+    def loss(batch: Tensor) -> Tensor:
+        return functional.cross_entropy(head(rows[batch]), targets[batch])
+
+    def held_out_loss() -> float:
+        margins = margins_of(head, torch.from_numpy(held_out.features))
+        return cross_entropy(margins, held_out.is_viral, held_out.weights)
+
     with _reproducible():
-        fitted = [_fit_member(inputs, held_out, settings, member) for member in range(settings.members)]
-        head = _merge([member for member, _, _ in fitted])
+        torch.manual_seed(settings.seed)
+        rng = np.random.default_rng((settings.seed, 0))
+        head = MLPClassifier(rows.shape[1])
+        optimizer = torch.optim.AdamW(head.parameters(), weight_decay=settings.weight_decay)
+        history, best = _fit(head, optimizer, settings, draw, loss, held_out_loss)
         _fold_in(head, torch.from_numpy(mean), torch.from_numpy(scale))
         head.eval().requires_grad_(False)
         temperature = None
@@ -147,12 +157,7 @@ def train_head(
             if is_within_bounds(found):
                 temperature = found
                 apply_temperature(head, temperature)
-    return TrainedHead(
-        head=head,
-        temperature=temperature,
-        history=tuple(epoch for _, history, _ in fitted for epoch in history),
-        best_epochs=tuple(best for _, _, best in fitted),
-    )
+    return TrainedHead(head=head, temperature=temperature, history=tuple(history), best_epoch=best)
 
 
 def train_contig_head(
@@ -163,7 +168,7 @@ def train_contig_head(
     *,
     calibrate: bool,
 ) -> TrainedHead:
-    """As `train_head`, of a ContigHead and runs; `settings.members` has no meaning."""
+    """As `train_head`, of a ContigHead and runs."""
     # An epoch of few frames is longer, or there would be too few steps in all.
     steps = max(40, math.ceil(len(train.features) / settings.batch_frames))
     scale = settings.batch_frames / 1024  # at scale 1, a batch has about 512 chunks of two rows
@@ -189,9 +194,7 @@ def train_contig_head(
             {"params": [p for p in head.parameters() if p.ndim <= 1], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
-        history, best = _fit(
-            head, optimizer, settings, 0, draw, loss, lambda: held_out.loss(head), max_norm=1.0
-        )
+        history, best = _fit(head, optimizer, settings, draw, loss, lambda: held_out.loss(head), max_norm=1.0)
         is_calibrated = calibrate and held_out.calibrate(head)
     head.requires_grad_(False)
     intercept, slope = head.contig_temperature.tolist()
@@ -200,7 +203,7 @@ def train_contig_head(
         temperature=float(head.chunk_temperature) if is_calibrated else None,
         contig_temperature=(intercept, slope) if is_calibrated else None,
         history=tuple(history),
-        best_epochs=(best,),
+        best_epoch=best,
     )
 
 
@@ -208,7 +211,6 @@ def _fit(
     head: nn.Module,
     optimizer: torch.optim.Optimizer,
     settings: TrainerSettings,
-    member: int,
     draw: Callable[[], list[Batch]],
     loss_of: Callable[[Batch], Tensor],
     held_out_loss: Callable[[], float],
@@ -236,7 +238,7 @@ def _fit(
             total += loss.item()
         head.eval()
         mean, held_out = total / max(1, len(batches)), held_out_loss()
-        history.append(Epoch(member=member, epoch=epoch, train_loss=mean, validation_loss=held_out))
+        history.append(Epoch(epoch=epoch, train_loss=mean, validation_loss=held_out))
         _log.info("epoch %d: loss %.4f, validation loss %s", epoch, mean, held_out)
         if held_out < best_loss - 1e-4:
             best, best_loss, best_state = epoch, held_out, deepcopy(head.state_dict())
@@ -256,43 +258,6 @@ def _reproducible() -> Iterator[None]:
             yield
         finally:
             torch.set_rng_state(state)
-
-
-def _fit_member(
-    train: LabelledVectors, held_out: LabelledVectors, settings: TrainerSettings, member: int
-) -> tuple[MLPClassifier, list[Epoch], int]:
-    features, targets = torch.from_numpy(train.features), torch.from_numpy(train.is_viral.astype(np.int64))
-
-    def draw() -> list[Tensor]:
-        sampled = torch.from_numpy(rng.choice(len(targets), len(targets), p=train.weights))
-        # Batch norm needs more than one frame.
-        return [rows for rows in sampled.split(settings.batch_frames) if len(rows) > 1]
-
-    def loss(rows: Tensor) -> Tensor:
-        return functional.cross_entropy(head(features[rows]), targets[rows])
-
-    def held_out_loss() -> float:
-        margins = margins_of(head, torch.from_numpy(held_out.features))
-        return cross_entropy(margins, held_out.is_viral, held_out.weights)
-
-    torch.manual_seed(settings.seed + member)
-    rng = np.random.default_rng((settings.seed, member))
-    head = MLPClassifier(features.shape[1])
-    optimizer = torch.optim.AdamW(head.parameters(), weight_decay=settings.weight_decay)
-    history, best = _fit(head, optimizer, settings, member, draw, loss, held_out_loss)
-    return head, history, best
-
-
-@torch.no_grad()
-def _merge(members: list[MLPClassifier]) -> MLPClassifier:
-    """Concatenates the members' hidden units into one head, which gives the mean of their logits."""
-    merged = MLPClassifier(sum(members[0].widths), sum(m.hidden_layer.out_features for m in members))
-    states = [member.state_dict() for member in members]
-    state = {name: torch.cat([s[name] for s in states]) for name in states[0] if states[0][name].ndim}
-    state["output_layer.weight"] = torch.cat([s["output_layer.weight"] for s in states], 1) / len(members)
-    state["output_layer.bias"] = torch.stack([s["output_layer.bias"] for s in states]).mean(0)
-    merged.load_state_dict(state, strict=False)
-    return merged
 
 
 @torch.no_grad()

@@ -229,7 +229,7 @@ def fit_head(
             "best. Give more varied records.",
         )
         _log.warning(warnings[-1])
-    fitted: dict[str, Any] = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}
+    fitted: dict[str, Any] = {"best_epoch": trained.best_epoch, "temperature": trained.temperature}
     if data.plan.frames == "longest":
         fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
     stated = {**_facts(data.plan), "calibrated": trained.temperature is not None}

@@ -23,7 +23,7 @@ from virnuc_core.training.fit import (
     train_head,
 )
 
-SETTINGS = TrainerSettings(epochs=8, patience=3, members=1)
+SETTINGS = TrainerSettings(epochs=8, patience=3)
 
 
 def made_vectors(count: int, seed: int, gap: float = 8.0) -> LabelledVectors:
@@ -44,7 +44,7 @@ def test_a_head_separates_what_can_be_separated(tmp_path: Path) -> None:
     ]
     assert ((p[:, 1].numpy() >= 0.5) == others.is_viral).mean() > 0.9
     losses = [epoch.validation_loss for epoch in trained.history]
-    assert min(losses) == losses[trained.best_epochs[0] - 1]
+    assert min(losses) == losses[trained.best_epoch - 1]
 
 
 def test_frames_are_sampled_by_their_weights() -> None:
@@ -74,20 +74,8 @@ def test_the_number_of_epochs() -> None:
     noise = [
         replace(made_vectors(count, 4, gap=0.0), is_viral=rng.random(count) < 0.5) for count in (500, 300)
     ]
-    stopped = train_head(*noise, TrainerSettings(epochs=50, patience=2, members=1), calibrate=True)
-    assert len(stopped.history) == stopped.best_epochs[0] + 2 < 50
-
-
-def test_members_side_by_side_give_the_mean_of_their_logits() -> None:
-    train, validation = made_vectors(600, 7), made_vectors(200, 8)
-    one, two = (train_head(train, validation, replace(SETTINGS, members=n), calibrate=False) for n in (1, 2))
-    assert two.head.hidden_layer.out_features == 2 * one.head.hidden_layer.out_features
-    x = torch.from_numpy(validation.features)
-    of_one, of_two = (margins_of(trained.head, x) for trained in (one, two))
-    assert np.corrcoef(of_one, of_two)[0, 1] > 0.9
-    assert {epoch.member for epoch in two.history} == {0, 1}
-    other_seed = train_head(train, validation, replace(SETTINGS, seed=1), calibrate=True)
-    assert other_seed.history[0] != two.history[len(one.history)], "the samples of a member are its own"
+    stopped = train_head(*noise, TrainerSettings(epochs=50, patience=2), calibrate=True)
+    assert len(stopped.history) == stopped.best_epoch + 2 < 50
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_few_groups_are_warned_of_and_fewer_calibrate_nothing(
 
 
 def settings_of(most_frames: int) -> TrainerSettings:
-    return TrainerSettings(epochs=2, members=1, most_frames=most_frames)
+    return TrainerSettings(epochs=2, most_frames=most_frames)
 
 
 def test_runs_are_sampled_from_their_part_with_whole_chunks(run: MadeRun) -> None:
