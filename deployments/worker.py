@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +102,8 @@ def work(choice: WorkerChoice) -> None:
                 kept = [threads.submit(_keep_running, one, num_devices, stopping) for one in workers]
                 if choice.runs:
                     threads.submit(crash_lost_runs, stopping)
-                wait(kept)
+                for each in kept:
+                    each.result()
             finally:
                 stopping.set()
         raise DeviceError(

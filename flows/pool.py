@@ -33,7 +33,7 @@ from tasks.progress import LaneRows, current_progress
 from tasks.server import read_all, server_url
 from tasks.stages import step_task
 from virnuc_core.env_config import env
-from virnuc_core.errors import CancelledRunError, LaneError, UsageError, VirnucError
+from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.files import make_folder, write_text
 from virnuc_core.inference.events import LaneEvent, LaneFailed, LaneReport, LaneStarted, lane_report
 from virnuc_core.inference.lane_journal import JournalTail, error_of
@@ -312,8 +312,7 @@ class PoolRuns:
         """Reads the states and journals of all runs that have not ended, until cancelled.
 
         Raises:
-            CancelledRunError: this flow run is being cancelled.
-            VirnucError: the server has not answered for long.
+            VirnucError: this flow run is being cancelled, or the server has not answered for long.
         """
         own, notice = UUID(flow_run.id), time.monotonic() + _SECONDS_BETWEEN_NOTICES
         async with get_client() as client:
@@ -327,7 +326,7 @@ class PoolRuns:
                         "when the server is back."
                     ) from error
                 if not (state := found.pop(own)).is_running():
-                    raise CancelledRunError(
+                    raise VirnucError(
                         f"this run was stopped on the Prefect server ({state}). Finished shards are kept."
                     )
                 for run_id, state in found.items():

@@ -63,7 +63,6 @@ def train(
 ) -> "HeadReport":
     """See the flow `train`; raises VirnucError."""
     from tasks.heads import publish_training
-    from virnuc_core.training.fit import TrainerSettings
 
     require_absolute(*itertools.filterfalse(is_url, files.paths), *filter(None, [settings.groups]), out)
     config, folder = train_config(settings), run_folder_of(out)
@@ -73,7 +72,7 @@ def train(
             files,
             out,
             config,
-            TrainerSettings.of(settings),
+            settings,
             lanes,
             groups=settings.groups,
             force=force,

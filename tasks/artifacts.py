@@ -62,7 +62,6 @@ class ProgressArtifact:
         self._description = description
         self._id: UUID | None = None
         self._next_update = 0.0
-        self._works = True
         self.update(0.0)
 
     def update(self, percent: float) -> None:
@@ -75,9 +74,8 @@ class ProgressArtifact:
             return
         # Prefect would retry for a minute and block the caller.
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-            level = logging.WARNING if self._works else logging.DEBUG
-            self._works = _best_effort(lambda: self._send(percent), level)
-        pause = SECONDS_BETWEEN_UPDATES if self._works else SECONDS_BETWEEN_TRIALS
+            is_sent = _best_effort(lambda: self._send(percent))
+        pause = SECONDS_BETWEEN_UPDATES if is_sent else SECONDS_BETWEEN_TRIALS
         self._next_update = time.monotonic() + pause
 
     def _send(self, percent: float) -> None:
@@ -114,7 +112,7 @@ def show_link(key: str, link: str, text: str) -> None:
         _best_effort(lambda: create_link_artifact(link, text, key, text))
 
 
-def _best_effort(send: Callable[[], object], level: int = logging.WARNING) -> bool:
+def _best_effort(send: Callable[[], object]) -> bool:
     """Returns whether it worked; a server failure is only logged."""
     from httpx import HTTPError
     from prefect.exceptions import PrefectException
@@ -122,6 +120,6 @@ def _best_effort(send: Callable[[], object], level: int = logging.WARNING) -> bo
     try:
         send()
     except (HTTPError, PrefectException, OSError) as error:
-        _log.log(level, "the Prefect server rejected an artifact (%s): the run continues without it", error)
+        _log.warning("the Prefect server rejected an artifact (%s): the run continues without it", error)
         return False
     return True

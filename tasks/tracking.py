@@ -5,7 +5,6 @@ nothing is there twice. MLflow never fails a run: while it is away, `virnuc serv
 """
 
 import fcntl
-import getpass
 import json
 import logging
 import os
@@ -20,7 +19,6 @@ from urllib.parse import urlsplit
 
 from tasks.artifacts import show_link
 from tasks.run_entries import Entry, Row
-from virnuc_core import __version__
 from virnuc_core.env_config import env, home_folder
 from virnuc_core.errors import StorageLostError, VirnucError
 from virnuc_core.files import make_private, open_lock
@@ -107,7 +105,7 @@ def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     found = client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{entry.id}'", max_results=1)
-    tags = {**_own_tags(), **entry.tags, _RUN_TAG: entry.id, "mlflow.note.content": entry.note}
+    tags = {**entry.tags, _RUN_TAG: entry.id, "mlflow.note.content": entry.note}
     begin, end = int(entry.started * 1000), int(entry.finished * 1000)
     run = found[0] if found else client.create_run(experiment, begin, tags, entry.name)
     run_id = run.info.run_id
@@ -143,14 +141,6 @@ def _tsv(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(chain.from_iterable(rows)))
     cells = ([" ".join(str(row.get(column, "")).split()) for column in columns] for row in rows)
     return "".join("\t".join(line) + "\n" for line in [columns, *cells])
-
-
-def _own_tags() -> dict[str, str]:
-    """The columns "User" and "Source" of MLflow's list of runs."""
-    user = {}
-    with suppress(KeyError, OSError):  # a container's user id may have no name
-        user["mlflow.user"] = getpass.getuser()
-    return {**user, "mlflow.source.name": f"virnuc {__version__}", "mlflow.source.type": "LOCAL"}
 
 
 def _page_of(run: "Run") -> str:

@@ -86,12 +86,6 @@ class LaneError(VirnucError):
     retryable = True
 
 
-class CancelledRunError(VirnucError):
-    """The flow run was cancelled, or ended in another way, at the Prefect server."""
-
-    exit_code = 5
-
-
 class HostError(VirnucError):
     """This host is not fit for the job: no shared folder, another version or a full disk; another host may succeed."""
 

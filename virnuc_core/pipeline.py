@@ -41,12 +41,11 @@ from virnuc_core.retries import retrying, translate_os_errors
 from virnuc_core.run_folder import EMBED_SUFFIX, EVALUATED_RUN, RunFolder, run_folder_of
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import store_sequences
-from virnuc_core.settings import RunConfig
+from virnuc_core.settings import RunConfig, TrainerSettings
 from virnuc_core.specs import Alphabet
 
 if TYPE_CHECKING:  # what only a training needs is imported by its steps
     from virnuc_core.training.evaluation import Evaluation
-    from virnuc_core.training.fit import TrainerSettings
     from virnuc_core.training.heads import FittedHead, Labelled, RecordSplit
     from virnuc_core.training.labels import LabelledFiles
 
@@ -119,7 +118,7 @@ class Training:
     run: RunReport
     labelled: "Labelled"
     split: "RecordSplit"
-    settings: "TrainerSettings"
+    settings: TrainerSettings
     head: "FittedHead"
 
 
@@ -213,7 +212,7 @@ def train(
     files: "LabelledFiles",
     out: str,
     config: RunConfig,
-    settings: "TrainerSettings",
+    settings: TrainerSettings,
     lanes: Lanes,
     *,
     groups: str | None = None,
@@ -296,7 +295,7 @@ def index(folder: RunFolder, inputs: Sequence[str], config: RunConfig) -> None:
     index_inputs(folder, list(inputs), chunk_rule_of(config), alphabet, frames_of(config), config.min_length)
 
 
-def divide(folder: RunFolder, labelled: "Labelled", settings: "TrainerSettings") -> "RecordSplit":
+def divide(folder: RunFolder, labelled: "Labelled", settings: TrainerSettings) -> "RecordSplit":
     """Splits the records before any computation."""
     from virnuc_core.training.heads import split_labelled
 
@@ -325,7 +324,7 @@ def classify(folder: RunFolder) -> TableCounts:
 
 
 def fit(
-    folder: RunFolder, labelled: "Labelled", split: "RecordSplit", settings: "TrainerSettings", out: Path
+    folder: RunFolder, labelled: "Labelled", split: "RecordSplit", settings: TrainerSettings, out: Path
 ) -> "FittedHead":
     """Fits, calibrates, writes and evaluates the head."""
     from virnuc_core.training.heads import fit_head

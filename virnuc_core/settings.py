@@ -196,7 +196,26 @@ class RunConfig(ScoringSettings):
     switches: tuple[str, ...] | None = None
 
 
-class TrainSettings(TwoModelSettings):
+class TrainerSettings(Settings):
+    """How a head is fitted to vectors."""
+
+    seed: CountFromZero = _setting(0, "Random seed")
+    held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5)] = _setting(
+        0.1, "Fraction of the groups of each class held out for validation, and again for the test"
+    )
+    group_power: Annotated[FiniteFloat, Field(ge=0, le=1)] = _setting(
+        0.6, "Sample groups in proportion to their size to this power"
+    )
+    most_frames: Count = _setting(200_000, "Approximate maximum number of frames")
+    epochs: Count = _setting(20, "Maximum number of epochs")
+
+    @property
+    def fit(self) -> dict[str, float]:
+        """These settings alone, also of a `TrainSettings`."""
+        return {name: getattr(self, name) for name in TrainerSettings.model_fields}
+
+
+class TrainSettings(TrainerSettings, TwoModelSettings):
     """Settings of `train`: the models to embed with, and how the head is fitted."""
 
     chunk_length: ChunkLength = _setting(500, "Chunk length in bp to train the head for")
@@ -211,15 +230,6 @@ class TrainSettings(TwoModelSettings):
         "Table with columns seq_name and group; a group is never split between training and test",
         "none",
     )
-    seed: CountFromZero = _setting(0, "Random seed")
-    held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5)] = _setting(
-        0.1, "Fraction of the groups of each class held out for validation, and again for the test"
-    )
-    group_power: Annotated[FiniteFloat, Field(ge=0, le=1)] = _setting(
-        0.6, "Sample groups in proportion to their size to this power"
-    )
-    most_frames: Count = _setting(200_000, "Approximate maximum number of frames")
-    epochs: Count = _setting(20, "Maximum number of epochs")
 
 
 class FramesSettings(Settings):

@@ -1,7 +1,6 @@
 """Pages about heads as Markdown: the model card, the evaluation, and the tables of metrics in both."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -142,7 +141,7 @@ def _data(training: Training) -> Iterator[str]:
 
 
 def _settings(training: Training) -> str:
-    settings, trained = asdict(training.settings), training.head.trained
+    settings, trained = training.settings.fit, training.head.trained
     rows = [(name.replace("_", " "), f"{value:g}") for name, value in settings.items()]
     temperature = "not calibrated" if trained.temperature is None else f"{trained.temperature:.4f}"
     rows += [

@@ -45,12 +45,12 @@ from tests.made_lanes import done
 from tests.made_models import MadeModels
 from virnuc_core.env_config import reload
 from virnuc_core.errors import (
-    CancelledRunError,
     CheckpointError,
     DeviceLostError,
     LaneError,
     MismatchError,
     UsageError,
+    VirnucError,
 )
 from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport, LaneStarted
@@ -438,7 +438,7 @@ def test_a_run_that_is_stopped_cancels_all_of_its_lanes(
         elif len(seen) == 6:
             client.set_flow_run_state(parent_of(run), Cancelling())
 
-    error = KeyboardInterrupt if way == "interrupted" else CancelledRunError
+    error = KeyboardInterrupt if way == "interrupted" else VirnucError
     with interruptible(), Worker(stop), pytest.raises(error):
         computed(str(with_shards(root, 40)), "pool")
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from virnuc_core.models.heads import (
     MLPClassifier,
     fixed_threads,
 )
-from virnuc_core.settings import TrainSettings
+from virnuc_core.settings import TrainerSettings
 from virnuc_core.training.contigs import (
     ContigBatch,
     ContigSampler,
@@ -35,44 +35,11 @@ from virnuc_core.training.contigs import (
 )
 
 _ROWS_AT_ONCE: Final = 4096
+_BATCH_FRAMES: Final = 256
 
 Batch = TypeVar("Batch")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerSettings:
-    """Everything that decides a head, apart from the vectors.
-
-    Attributes:
-        seed: of the split, weights, dropout and sampling.
-        held_out: share of the groups of each class for validation, and again for the test.
-        group_power: see `sample_weights`.
-        most_frames: approximate upper bound on the frames used for training.
-        epochs: at most; an epoch samples as many frames as there are.
-        patience: epochs without a smaller validation loss after which a fit ends.
-        batch_frames: batch size.
-        learning_rate: peak; linear warm-up over a tenth of the epochs, then cosine decay.
-        weight_decay: of AdamW.
-    """
-
-    seed: int = 0
-    held_out: float = 0.1
-    group_power: float = 0.6
-    most_frames: int = 200_000
-    epochs: int = 20
-    patience: int = 5
-    batch_frames: int = 256
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.5
-
-    @classmethod
-    def of(cls, given: TrainSettings) -> Self:
-        """Those of a training; the weights of a contig head decay less."""
-        names = ("seed", "held_out", "group_power", "most_frames", "epochs")
-        settings = cls(**{name: getattr(given, name) for name in names})
-        return settings if given.frames == "open" else replace(settings, weight_decay=0.1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +100,7 @@ def train_head(
     def draw() -> list[Tensor]:
         sampled = torch.from_numpy(rng.choice(len(targets), len(targets), p=train.weights))
         # Batch norm needs more than one frame.
-        return [batch for batch in sampled.split(settings.batch_frames) if len(batch) > 1]
+        return [batch for batch in sampled.split(_BATCH_FRAMES) if len(batch) > 1]
 
     def loss(batch: Tensor) -> Tensor:
         return functional.cross_entropy(head(rows[batch]), targets[batch])
@@ -146,7 +113,7 @@ def train_head(
         torch.manual_seed(settings.seed)
         rng = np.random.default_rng((settings.seed, 0))
         head = MLPClassifier(rows.shape[1])
-        optimizer = torch.optim.AdamW(head.parameters(), weight_decay=settings.weight_decay)
+        optimizer = torch.optim.AdamW(head.parameters(), weight_decay=0.5)
         history, best = _fit(head, optimizer, settings, draw, loss, held_out_loss)
         _fold_in(head, torch.from_numpy(mean), torch.from_numpy(scale))
         head.eval().requires_grad_(False)
@@ -170,8 +137,8 @@ def train_contig_head(
 ) -> TrainedHead:
     """As `train_head`, of a ContigHead and runs."""
     # An epoch of few frames is longer, or there would be too few steps in all.
-    steps = max(40, math.ceil(len(train.features) / settings.batch_frames))
-    scale = settings.batch_frames / 1024  # at scale 1, a batch has about 512 chunks of two rows
+    steps = max(40, math.ceil(len(train.features) / _BATCH_FRAMES))
+    scale = _BATCH_FRAMES / 1024  # at scale 1, a batch has about 512 chunks of two rows
     sampler = ContigSampler(train.first_chunk, train.weights, train.classes < spec.num_virus)
     features, sizes = torch.from_numpy(train.features), torch.from_numpy(train.sizes)
 
@@ -193,7 +160,7 @@ def train_contig_head(
             {"params": [p for p in head.parameters() if p.ndim > 1]},
             {"params": [p for p in head.parameters() if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
         history, best = _fit(head, optimizer, settings, draw, loss, lambda: held_out.loss(head), max_norm=1.0)
         is_calibrated = calibrate and held_out.calibrate(head)
     head.requires_grad_(False)
@@ -218,7 +185,7 @@ def _fit(
 ) -> tuple[list[Epoch], int]:
     """Fits a head until `held_out_loss` stops falling; gives the epochs, and the one that the weights come from.
 
-    `draw` gives the batches of an epoch.
+    `draw` gives the batches of an epoch. The learning rate has a linear warm-up over a tenth of the epochs, then cosine decay.
     """
     history: list[Epoch] = []
     best, best_loss, best_state = 0, math.inf, deepcopy(head.state_dict())
@@ -229,7 +196,7 @@ def _fit(
             done = (epoch - 1 + step / len(batches)) / settings.epochs
             warm_up, decay = min(1.0, 10 * done + 0.05), 0.5 * (1 + math.cos(math.pi * done))
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * (warm_up * decay)
+                group["lr"] = 1e-3 * (warm_up * decay)
             loss = loss_of(batch)
             optimizer.zero_grad()
             loss.backward()
@@ -242,7 +209,7 @@ def _fit(
         _log.info("epoch %d: loss %.4f, validation loss %s", epoch, mean, held_out)
         if held_out < best_loss - 1e-4:
             best, best_loss, best_state = epoch, held_out, deepcopy(head.state_dict())
-        if epoch - best >= settings.patience:
+        if epoch - best >= 5:
             break
     head.load_state_dict(best_state)
     head.eval()

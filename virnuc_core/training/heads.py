@@ -23,11 +23,11 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
+from virnuc_core.settings import TrainerSettings
 from virnuc_core.specs import InputFile
 from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights, embed_pieces, fit_novelty
 from virnuc_core.training.fit import (
     TrainedHead,
-    TrainerSettings,
     train_contig_head,
     train_head,
     vectors_of,
@@ -233,11 +233,11 @@ def fit_head(
     if data.plan.frames == "longest":
         fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
     stated = {**_facts(data.plan), "calibrated": trained.temperature is not None}
-    save_head(trained.head, out, {**stated, "settings": asdict(settings), **fitted})
+    save_head(trained.head, out, {**stated, "settings": settings.fit, **fitted})
     calls = calls_of_test_records(data, load_head(out))
     levels = {level: measure(known) for level, known in calls.items()}
     document = {
-        "settings": asdict(settings),
+        "settings": settings.fit,
         "parts": [asdict(one) for one in split.counts],
         **fitted,
         "warnings": warnings,

@@ -9,6 +9,7 @@ import torch
 from tests.made_models import make_contig_head
 from virnuc_core.models.heads import ContigHead, HeadSpec, load_head, save_head
 from virnuc_core.models.scores import ScoredRows
+from virnuc_core.settings import TrainerSettings
 from virnuc_core.training.contigs import (
     MOST_CHUNKS,
     ContigSampler,
@@ -18,10 +19,10 @@ from virnuc_core.training.contigs import (
     head_losses,
     make_batch,
 )
-from virnuc_core.training.fit import TrainerSettings, fit_contig_temperature, train_contig_head
+from virnuc_core.training.fit import fit_contig_temperature, train_contig_head
 
 SPEC = HeadSpec(dna_width=8, protein_width=6, classes=("viral", "bacteria", "plasmid"), num_virus=1)
-SETTINGS = TrainerSettings(epochs=3, weight_decay=0.1)
+SETTINGS = TrainerSettings(epochs=3)
 
 
 def made_runs(count: int, seed: int, gap: float = 1.5) -> LabelledRuns:

@@ -11,7 +11,8 @@ from virnuc_core.errors import UsageError
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.models.catalogue import NOT_CALIBRATED, read_purpose
 from virnuc_core.results.inspect import inspect_path
-from virnuc_core.training.fit import TrainerSettings, vectors_of
+from virnuc_core.settings import TrainerSettings
+from virnuc_core.training.fit import vectors_of
 from virnuc_core.training.heads import (
     LEAST_TO_CALIBRATE,
     RecordSplit,
@@ -61,7 +62,7 @@ def test_a_run_to_train_has_vectors_and_no_head(
 
 
 def test_features_are_those_of_the_shards_and_frames_are_counted(run: MadeRun) -> None:
-    table, settings = table_of(run, classes=2), replace(settings_of(10_000), held_out=0.3)
+    table, settings = table_of(run, classes=2), settings_of(10_000).model_copy(update={"held_out": 0.3})
     table = replace(table, groups=np.arange(len(table.names)))
     split, records = split_labelled(run.folder, table, settings), record_of_frames(run.store)
     data = TrainingData(run.folder, run.plan, run.store, table, split.part)
