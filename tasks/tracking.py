@@ -5,6 +5,7 @@ nothing is there twice. MLflow never fails a run: while it is away, `virnuc serv
 """
 
 import fcntl
+import getpass
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 from tasks.artifacts import show_link
 from tasks.run_entries import Entry, Row
+from virnuc_core import __version__
 from virnuc_core.env_config import env, home_folder
 from virnuc_core.errors import StorageLostError, VirnucError
 from virnuc_core.files import make_private, open_lock
@@ -60,9 +62,8 @@ def start_tracking(run_id: str, tags: Mapping[str, str]) -> None:
     try:
         client, experiment = connect()
         with _raising_storage_lost():
-            _end_runs(
-                client, experiment, tags[_FLOW_RUN_TAG], "KILLED"
-            )  # of an attempt whose process was killed
+            # Of an attempt whose process was killed.
+            _end_runs(client, experiment, tags[_FLOW_RUN_TAG], "KILLED")
             labels = {**_own_tags(), **tags, _RUN_TAG: run_id}
             run = client.create_run(experiment, tags=labels, run_name=tags["prefect.flow_run_name"])
     except VirnucError as error:
@@ -141,6 +142,14 @@ def _tsv(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(chain.from_iterable(rows)))
     cells = ([" ".join(str(row.get(column, "")).split()) for column in columns] for row in rows)
     return "".join("\t".join(line) + "\n" for line in [columns, *cells])
+
+
+def _own_tags() -> dict[str, str]:
+    """The columns "User" and "Source" of MLflow's list of runs."""
+    user = {}
+    with suppress(KeyError, OSError):  # a container's user id may have no name
+        user["mlflow.user"] = getpass.getuser()
+    return {**user, "mlflow.source.name": f"virnuc {__version__}", "mlflow.source.type": "LOCAL"}
 
 
 def _page_of(run: "Run") -> str:

@@ -20,7 +20,7 @@ from flows.on_demand import predict
 from tasks import artifacts
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
-from virnuc_core.errors import UsageError
+from virnuc_core.errors import InputError, UsageError
 from virnuc_core.settings import PredictSettings
 
 SetEnv = Callable[..., None]
