@@ -27,7 +27,6 @@ KERNELS = Path("virnuc_core/models/kernels")
 BROAD_EXCEPT = {
     "benchmarks/reliability/harness.py:outcome_of": "tells how a case ended, whatever it raised",
     "virnuc_cli/main.py:main": "the outermost boundary: every failure becomes one line and an exit code",
-    "tasks/tracking.py:_connect": "the end of a thread: its failure is raised by who waits for it",
     "tasks/tracking.py:_raising_storage_lost": "MLflow's clients of stores raise the errors of their own libraries",
     "virnuc_core/remote.py:_errors_of": "each kind of object storage raises the errors of its own libraries",
     "virnuc_core/inference/lane_process.py:_answer": "the end of a process: its failure goes to the parent",
