@@ -1,7 +1,7 @@
 """The flow for small files: one after another, with models that stay loaded."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,14 @@ from virnuc_core.settings import RunConfig
 _log = logging.getLogger(__name__)
 
 
+def title_of(files: Sequence[str]) -> str:
+    """Such as "a.fa and 99 more"."""
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{Path(files[0]).name}{more}"
+
+
 def batch_name(files: Mapping[str, str]) -> str:
-    """Such as "predict a.fa and 99 more"."""
-    return f"predict {Path(next(iter(files))).name} and {len(files) - 1} more"
+    return f"predict {title_of(list(files))}"
 
 
 @flow(

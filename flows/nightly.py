@@ -25,7 +25,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.utilities.urls import url_for
 
-from flows.files import batch_name, predict_files
+from flows.files import batch_name, predict_files, title_of
 from flows.lanes import HELD
 from flows.on_demand import predict, run_flow
 from flows.pool import cancel_children, for_worker, pool_device
@@ -155,7 +155,7 @@ class _Work:
         tasks = []
         for begin in range(0, len(small), SMALL_AT_ONCE):
             files = small[begin : begin + SMALL_AT_ONCE]
-            name = f"{files[0].file.path.name} and {len(files) - 1} more"
+            name = title_of([new.file.path.name for new in files])
             tasks.append(as_task(name, partial(self._predict_files, files)))
         large = [new for new in found.result() if new.file.size > SMALL_BYTES]
         tasks += [as_task(new.file.path.name, partial(self._predict, new)) for new in large]

@@ -138,7 +138,7 @@ def fitting_token_budget(spec: ModelSpec, precision: ResolvedPrecision, free_byt
 
 def saturating_token_budget(spec: ModelSpec, device_type: Literal["cpu", "cuda"]) -> int:
     """Tokens per packed batch at which a type of device reaches peak throughput."""
-    # On the CPU a batch should fit in the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %); on a GPU it must
+    # On the CPU a batch should fit in the caches (1,000 to 4,000 tokens are within 2%, 8,000 lose 10%); on a GPU it must
     # saturate the device, for which a wide model needs fewer tokens.
     if device_type == "cpu":
         return 2048

@@ -173,7 +173,10 @@ def head_of(config: RunConfig) -> str:
     esm2, dnabert = find_entries(config.esm_model, "esm2"), find_entries(config.dnabert_model, "dnabert_s")
     if any(entry.name != "tiny" for entry in (*esm2, *dnabert)) or not (esm2 and dnabert):
         names = " and ".join(Path(name).name for name in (config.dnabert_model, config.esm_model))
-        raise UsageError(f"no classifier head is bundled for {names}: give --head, or use both tiny models.")
+        raise UsageError(
+            f"no classifier head is bundled for {names}: give --head, such as VirNucPro's 500_model.pth for DNABERT-S "
+            "and 3B, or use both tiny models."
+        )
     return "tiny"
 
 

@@ -209,7 +209,7 @@ class ESM2(Encoder):
         )
 
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
-        """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12 % of tokens."""
+        """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12% of tokens."""
         if self.spec.token_dropout and has_half_kernels(self.embed_tokens.weight):
             from virnuc_core.models.kernels.rowwise import embed_tokens
 

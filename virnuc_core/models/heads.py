@@ -1,6 +1,6 @@
 """Heads: from the vectors of rows to scores of rows, chunks and contigs.
 
-`MLPClassifier` is VirNucPro's, for the stop-free frames of a chunk; `ContigHead` is for its longest ORFs.
+`MLPClassifier` is VirNucPro's, for the open frames of a chunk; `ContigHead` is for its longest ORFs.
 Nothing else asks which of the two a run has: it uses `Head`, and `virnuc_core.specs.FRAME_KINDS` for what follows from the frames.
 
 Shape legend: N rows, C chunks, S chunks with a row, R contigs, K classes, F features of a row, Z code width, W context width,

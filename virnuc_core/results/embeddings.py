@@ -141,7 +141,7 @@ class Embeddings:
 
     @property
     def frames(self) -> FrameRule:
-        """What its rows are of chunks; without a statement, as in files of other programs, stop-free frames.
+        """What its rows are of chunks; without a statement, as in files of other programs, open frames.
 
         Raises:
             DamagedFileError: it states something else.
