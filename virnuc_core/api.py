@@ -3,13 +3,14 @@
 from virnuc_core import Embedder, Predictor, embed, predict, open_embeddings
 """
 
+import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from virnuc_core.settings import (
     PredictSettings,
     RunConfig,
     ScoringSettings,
+    Settings,
     embed_config,
     predict_config,
     read_settings,
@@ -48,6 +50,30 @@ __all__ = [
     "open_embeddings",
     "predict",
 ]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _takes_settings(kind: type[Settings]) -> Callable[[Function], Function]:
+    """Adds the settings to the decorated function's signature, for help() and notebooks."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        *named, _ = signature.parameters.values()
+        options = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=field.rebuild_annotation(),
+            )
+            for name, field in kind.model_fields.items()
+            if name not in signature.parameters
+        ]
+        function.__signature__ = signature.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +126,7 @@ class Embedder(_Resident):
         VirnucError: there is no such model, setting or device.
     """
 
+    @_takes_settings(EngineSettings)
     def __init__(self, model: str, **options: Any) -> None:
         self._family, self._name = family_of(model)
         require_known_model(self._name, self._family)
@@ -133,6 +160,7 @@ class Predictor(_Resident):
         VirnucError: there is no such model, head, setting or device.
     """
 
+    @_takes_settings(ScoringSettings)
     def __init__(self, **options: Any) -> None:
         settings = read_settings(ScoringSettings, options)
         config = predict_config(PredictSettings(**settings.given))
@@ -161,6 +189,7 @@ class Predictor(_Resident):
             )
 
 
+@_takes_settings(EngineSettings)
 def embed(sequences: Sequence[str], model: str, **options: Any) -> npt.NDArray[np.float32]:
     """Embeds proteins or DNA: one mean vector per sequence; `Embedder` keeps the model for further calls.
 
@@ -180,10 +209,15 @@ def embed(sequences: Sequence[str], model: str, **options: Any) -> npt.NDArray[n
         return embedder.embed(sequences)
 
 
+@_takes_settings(ScoringSettings)
 def predict(
     source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]],
     *,
     out: str | Path | None = None,
+    chunk_length: int | Literal["auto"] | None = None,
+    esm_model: str = "tiny",
+    dnabert_model: str = "tiny",
+    head: str | None = None,
     force: bool = False,
     **options: Any,
 ) -> Predictions:
@@ -193,15 +227,21 @@ def predict(
         source: a FASTA or FASTQ file (a path or a URL), several of them, or (id, sequence) pairs.
         out: run folder, with all files of the command; an interrupted run there is resumed. None uses a temporary folder. To
             a URL such as `s3://BUCKET/NAME` the results are copied.
+        chunk_length: in bp; None is "auto": what the head is for, by record length for the longest ORFs.
+        esm_model: ESM-2 model: catalogue name, hub name or path.
+        dnabert_model: DNABERT-S model: catalogue name, hub name or path.
+        head: classifier head trained on these models; None selects the bundled head, for the bundled models only.
         force: discard an earlier run in `out`.
-        **options: fields of `virnuc_core.settings.ScoringSettings`, such as `esm_model`, `dnabert_model`, `head` and `chunk_length`.
+        **options: other fields of `virnuc_core.settings.ScoringSettings`.
 
     Raises:
         InputError: a file cannot be read, or contains nothing usable.
         MismatchError: `out` holds a run with other input, models or settings.
         VirnucError: any other failure; the message says what to do.
     """
-    with Predictor(**options) as predictor:
+    with Predictor(
+        chunk_length=chunk_length, esm_model=esm_model, dnabert_model=dnabert_model, head=head, **options
+    ) as predictor:
         return predictor.predict(source, out=out, force=force)
 
 

@@ -1,4 +1,4 @@
-"""All errors that virnuc raises on purpose, with the exit code of the process; docs/errors.md lists them.
+"""All errors that virnuc raises on purpose, with the exit code of the process; docs/cli.md lists them.
 
 Messages say what is wrong, where, and what to do. All errors can be pickled, to cross process boundaries.
 """

@@ -179,13 +179,16 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
 def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
     """Peak bytes per token of a layer, in and after the feed-forward.
 
-    Residual, norm, queries, keys, values and attention output are 6 D; the feed-forward 2 F, or 3 F if gated, of a byte each
-    in fp8; pooling D in fp32.
+    Residual, norm, queries, keys, values and attention output are 6 D, but 4 D where products are added to the residual; the
+    feed-forward 2 F, or 3 F if gated, of a byte each in fp8; pooling D in fp32.
     """
     size = _ACTIVATION_BYTES[precision]
+    buffers = 4 if spec.family == "esm2" and precision in ("fp16", "bf16") else 6
     ffn_buffers = 2 if spec.family == "esm2" else 3
     ffn_size = 1 if precision == "fp8" else size
-    return 6 * spec.embedding_dim * size + ffn_buffers * spec.ffn_dim * ffn_size + 4 * spec.embedding_dim
+    return (
+        buffers * spec.embedding_dim * size + ffn_buffers * spec.ffn_dim * ffn_size + 4 * spec.embedding_dim
+    )
 
 
 @dataclass(frozen=True, slots=True)

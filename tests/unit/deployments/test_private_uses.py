@@ -33,6 +33,9 @@ USES: dict[str, Callable[[str], Any]] = {
     "_MLFLOW_SERVER_ARTIFACT_ROOT": is_called("mlflow.server:ARTIFACT_ROOT_ENV_VAR"),
     # Tags that MLflow's page shows in places of their own.
     "mlflow.note.content": is_called("mlflow.utils.mlflow_tags:MLFLOW_RUN_NOTE"),
+    "mlflow.user": is_called("mlflow.utils.mlflow_tags:MLFLOW_USER"),
+    "mlflow.source.name": is_called("mlflow.utils.mlflow_tags:MLFLOW_SOURCE_NAME"),
+    "mlflow.source.type": is_called("mlflow.utils.mlflow_tags:MLFLOW_SOURCE_TYPE"),
     "mlflow.data.context": is_called("mlflow.utils.mlflow_tags:MLFLOW_DATASET_CONTEXT"),
     "mlflow.experimentKind": lambda _: any(
         "custom_model_development" in path.read_text()

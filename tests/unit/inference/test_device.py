@@ -120,7 +120,7 @@ def test_a_batch_is_what_the_model_and_the_free_memory_of_the_gpu_allow() -> Non
     assert fitting_token_budget(large, "fp8", 8 * GB) > budgets[1]
 
 
-@pytest.mark.parametrize("result", ["forward_3B", "forward_650M", "end_to_end_8M", "forward_dnabert_s"])
+@pytest.mark.parametrize("result", ["forward_3B", "forward_650M", "forward_8M", "forward_dnabert_s"])
 def test_memory_is_about_what_was_measured(result: str) -> None:
     for case in json.loads((RESULTS / f"{result}.json").read_text())["cases"]:
         [entry] = find_entries(case["model"].removeprefix("random:"), case["family"])
