@@ -50,8 +50,8 @@ from virnuc_core.settings import LaneSettings, RunConfig
 WORK_POOLS: Final = {"cuda": GPU_POOL, "cpu": CPU_POOL}
 _SECONDS_BETWEEN_POLLS: Final = 2.0
 _SECONDS_BETWEEN_NOTICES: Final = 60.0
-# Lanes of a run at the server at a time: their states are read together, and workers read their parameters with every poll.
-_MOST_LANES: Final = 150
+# Lanes of a run at the server at a time: their states are read with one request, which gives 200 at most.
+_MOST_LANES: Final = 190
 _ONLINE: Final = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
 
 _log = logging.getLogger(__name__)
