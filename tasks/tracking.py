@@ -106,7 +106,7 @@ def _write(client: "MlflowClient", experiment: str, entry: Entry) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     found = client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{entry.id}'", max_results=1)
-    tags = {**entry.tags, _RUN_TAG: entry.id, "mlflow.note.content": entry.note}
+    tags = {**_own_tags(), **entry.tags, _RUN_TAG: entry.id, "mlflow.note.content": entry.note}
     begin, end = int(entry.started * 1000), int(entry.finished * 1000)
     run = found[0] if found else client.create_run(experiment, begin, tags, entry.name)
     run_id = run.info.run_id

@@ -20,6 +20,7 @@ from flows.on_demand import predict
 from tasks import artifacts
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
+from virnuc_core import __version__
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.settings import PredictSettings
 
@@ -74,6 +75,7 @@ def test_a_run_is_logged_once_with_what_was_resolved(
     (dataset,) = run.inputs.dataset_inputs
     assert dataset.dataset.digest == document["inputs"][0]["sha256"][:36]
     assert "contigs: " in run.data.tags["mlflow.note.content"]
+    assert run.data.tags["mlflow.source.name"] == f"virnuc {__version__}"
     assert client.list_artifacts(run.info.run_id) == []
     again = virnuc.done(*command).document
     assert again["id"] != document["id"]
