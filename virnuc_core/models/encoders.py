@@ -202,11 +202,9 @@ class ESM2(Encoder):
         if last == self.spec.num_layers:
             return cast(Tensor, normed)
         ffn_out = layers[last - 1].ffn_out
-        return (
-            hidden_states + ffn_out.shift.to(hidden_states)
-            if isinstance(ffn_out, InPlaceLinear)
-            else hidden_states
-        )
+        if isinstance(ffn_out, InPlaceLinear):
+            hidden_states = hidden_states + ffn_out.shift.to(hidden_states)
+        return hidden_states
 
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
         """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12% of tokens."""

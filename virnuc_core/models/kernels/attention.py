@@ -3,8 +3,7 @@
 One program computes one head of one tile. Where tensor cores read both operands from shared memory (data centre GPUs since
 Hopper), a sequence of up to `WHOLE_TOKENS` is one tile: its queries, keys and values are loaded and rotated once, and all
 scores of a query are there before its softmax. Other sequences are cut into tiles of `2 * BLOCK` queries, and at their end of
-`BLOCK`, each of which iterates over all keys, rotated once beforehand. The keys of a tile come from L2, whose bandwidth
-tiles of `BLOCK` queries exhaust.
+`BLOCK`, each of which iterates over all keys, rotated once beforehand.
 
 Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a
 pair lies in one register.
@@ -26,7 +25,7 @@ from torch import Tensor
 from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
 from virnuc_core.models.kernels.rowwise import FP8
 
-BLOCK: Final = 64  # keys of a step, and a multiple of the queries of a tile
+BLOCK: Final = 64  # keys of a step; a tile has so many queries, or twice as many
 WHOLE_TOKENS: Final = 3 * BLOCK
 
 
