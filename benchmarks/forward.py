@@ -49,7 +49,8 @@ from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import family_of, open_checkpoint
-from virnuc_core.models.layers import OnednnLinear, Quantized, can_pack, quantize_rows
+from virnuc_core.models.kernels import has_quack
+from virnuc_core.models.layers import OnednnLinear, can_pack
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
@@ -136,13 +137,13 @@ def gemm_floor(
     Also returns what computes each product of a layer.
     """
     names, per_shape = [], []
-    for number, shape in enumerate(gemm_shapes(spec)):
+    for shape in gemm_shapes(spec):
         sizes = (num_tokens, *shape)
         found = (
             _fp8_gemms(*sizes, device) if precision == "fp8" else _gemms(*sizes, device, DTYPES[precision])
         )
-        if number == 2 and device != "cpu" and precision != "fp32":
-            found["virnuc"] = _activated_gemms(*sizes, device, precision, spec.family == "dnabert_s")
+        if precision != "fp32" and has_quack(torch.device(device)):
+            found["QuACK"] = _quack_gemms(*sizes, device, precision)
         rates = {}
         for name, gemms in found.items():
             gemms[0]()  # compiles it
@@ -174,41 +175,35 @@ def _fp8_gemms(num_tokens: int, inputs: int, outputs: int, device: str) -> dict[
     """X W^T in fp8 with one scale per row of both, or one for each of them, bf16 out."""
     x = torch.randn((num_tokens, inputs), device=device)
     weights = [torch.randn((outputs, inputs), device=device) * WEIGHT_STD for _ in range(COPIES)]
-    found: dict[str, Gemms] = {}
-    for name, quantize in (("row-wise", quantize_rows), ("tensor-wise", _quantize_tensor)):
-        values, scale = quantize(x)
-        multiply = partial(
-            torch._scaled_mm, values, scale_a=scale, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-        quantized = map(quantize, weights)
-        found[name] = [partial(multiply, mat2=weight.t(), scale_b=scale.t()) for weight, scale in quantized]
-    return found
+
+    def gemms(dims: tuple[int, ...]) -> Gemms:
+        values, scale = _quantized(x, dims)
+        own = [_quantized(weight, dims) for weight in weights]
+        multiply = partial(torch._scaled_mm, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return [partial(multiply, values, w.t(), scale_a=scale, scale_b=s.t().contiguous()) for w, s in own]
+
+    return {"row-wise": gemms((1,)), "tensor-wise": gemms((0, 1))}
 
 
-def _quantize_tensor(matrix: Tensor) -> Quantized:
-    """To fp8 with one scale, of no dimension."""
-    values, scale = quantize_rows(matrix.view(1, -1))
-    return Quantized(values.view_as(matrix), scale.view(()))
+def _quantized(matrix: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """A matrix in fp8 e4m3, and its scales, over `dims` of which it becomes as large as possible."""
+    scale = matrix.abs().amax(dim=dims, keepdim=True) / 448
+    values = (matrix / scale).to(torch.float8_e4m3fn)
+    return values, scale if dims == (1,) else scale.view(())
 
 
-def _activated_gemms(
-    num_tokens: int, inputs: int, outputs: int, device: str, precision: ResolvedPrecision, gated: bool
+def _quack_gemms(
+    num_tokens: int, inputs: int, outputs: int, device: str, precision: ResolvedPrecision
 ) -> Gemms:
-    """The models' own kernel, whose GELU comes with the product; in fp8 its result is, too."""
-    from virnuc_core.models.kernels.gemm_gelu import linear_gelu  # imports triton
+    """The product of the models that has the least in its epilogue: a factor for each row, and a bias."""
+    from virnuc_core.models.kernels.products import multiply_normed  # imports quack
 
-    dtype = torch.bfloat16 if precision == "fp8" else DTYPES[precision]
-    x = torch.randn((num_tokens, inputs), device=device, dtype=dtype)
-    weights = [torch.randn((outputs, inputs), device=device, dtype=dtype) * WEIGHT_STD for _ in range(COPIES)]
-    bias = None if gated else x.new_zeros(outputs)
-    if precision != "fp8":
-        return [partial(linear_gelu, x, weight, bias, gated) for weight in weights]
-    values, scale = quantize_rows(x.float())
-    out_scale = torch.full((1, 1), 0.01, device=device)
-    return [
-        partial(linear_gelu, values, weight, bias, gated, (scale, own.t().contiguous(), out_scale))
-        for weight, own in (quantize_rows(weight.float()) for weight in weights)
-    ]
+    dtype = torch.float8_e4m3fn if precision == "fp8" else DTYPES[precision]
+    x = torch.randn((num_tokens, inputs), device=device).to(dtype)
+    factor, bias = torch.ones((1, num_tokens), device=device), torch.zeros((1, outputs), device=device)
+    scale = 1.0 if precision == "fp8" else WEIGHT_STD
+    weights = [(torch.randn((outputs, inputs), device=device) * scale).to(dtype) for _ in range(COPIES)]
+    return [partial(multiply_normed, x, factor, weight, bias) for weight in weights]
 
 
 @contextmanager

@@ -34,7 +34,7 @@ part engine tests/gpu/test_engine.py tests/gpu/test_resident.py tests/gpu/test_l
 engine=$!
 part models tests/gpu/test_models.py tests/gpu/test_doctor.py tests/gpu/test_batch_mates.py &
 models=$!
-part kernels tests/unit/models/kernels/test_kernels.py &
+part kernels tests/unit/models/kernels/test_kernels.py tests/unit/models/kernels/test_products.py &
 kernels=$!
 
 failed=0

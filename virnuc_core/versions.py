@@ -43,6 +43,9 @@ class KnownVersions:
 # For --attention flash-attn; its interface changes between betas.
 FLASH_ATTN: Final = "flash-attn-4"
 FLASH_ATTN_VERSION: Final = "4.0.0b36"
+# Matrix products on Hopper GPUs; virnuc extends its classes.
+QUACK: Final = "quack-kernels"
+QUACK_VERSION: Final = "0.6.5"
 
 _BREAKS_THE_SERVER: Final = "newer versions keep the Prefect server from starting or from scheduling runs"
 KNOWN_VERSIONS: Final = (
@@ -57,6 +60,7 @@ KNOWN_VERSIONS: Final = (
     KnownVersions(
         FLASH_ATTN, f"=={FLASH_ATTN_VERSION}", why="its interface changes between betas", is_optional=True
     ),
+    KnownVersions(QUACK, f"=={QUACK_VERSION}", why="virnuc extends its classes", is_optional=True),
     KnownVersions("prefect", ">=3.8.8,<4"),
     KnownVersions("mlflow", ">=3.17,<4"),
     KnownVersions("fastapi", "<0.151", "problem", _BREAKS_THE_SERVER),

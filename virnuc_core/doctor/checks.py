@@ -35,6 +35,7 @@ from virnuc_core.versions import (
     FLASH_ATTN,
     KNOWN_VERSIONS,
     OLDEST_DRIVER,
+    QUACK,
     State,
     installed_version,
     triton_of_torch,
@@ -75,7 +76,7 @@ def version_findings() -> Iterator[Finding]:
     yield Finding("versions", "virnuc", "ok", f"{__version__}, Python {platform.python_version()}")
     for known in KNOWN_VERSIONS:
         state, found, advice = known.check()
-        is_device = known.package in ("torch", "triton", FLASH_ATTN)
+        is_device = known.package in ("torch", "triton", FLASH_ATTN, QUACK)
         yield Finding("versions", known.package, state, found or "not installed", advice, is_device)
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.kernels import has_kernels
+from virnuc_core.models.kernels import has_quack
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.specs import FRAME_KINDS, FrameRule, ModelSpec, Precision, ResolvedPrecision
+from virnuc_core.versions import QUACK, QUACK_VERSION
 
 _ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
 
@@ -60,7 +61,7 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
     """Precision of the forward pass on one device; "auto" is fp16 on a GPU.
 
     On the CPU "auto" is bf16 for the longest ORFs where `cpu_has_fast_bf16`, and else fp32: VirNucPro's frames are scored
-    as VirNucPro does. The CPU has neither fp16 nor fp8. On a GPU, bf16 needs Ampere or newer, and fp8 Ada, Hopper or newer.
+    as VirNucPro does. The CPU has neither fp16 nor fp8. On a GPU, bf16 needs Ampere or newer, and fp8 Hopper and QuACK.
 
     Raises:
         DeviceError: the device does not support the precision at a useful speed.
@@ -76,19 +77,15 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
             "this CPU has no bf16 instructions (AVX512_BF16, AMX or Armv8.6), so bf16 would be slower than fp32: "
             "use --precision fp32"
         )
-    # torch's fp8 product with scales by row is built for Ada and all later ones.
-    needed = {"bf16": ((8, 0), "Ampere (8.0)"), "fp8": ((8, 9), "Ada and Hopper (8.9)")}
-    if device != "cpu" and choice in needed:
-        least, generation = needed[choice]
-        capability = torch.cuda.get_device_capability(device)
-        if capability < least:
-            raise DeviceError(
-                f"the GPU {device} ({torch.cuda.get_device_name(device)}, compute capability {capability[0]}.{capability[1]}) "
-                f"has no {choice} instructions, which need {generation}: use --precision fp16"
-            )
-    if choice == "fp8" and not has_kernels(torch.device(device)):
+    if device != "cpu" and choice == "bf16" and torch.cuda.get_device_capability(device) < (8, 0):
         raise DeviceError(
-            "fp8 needs the Triton version that comes with torch: install it, or use --precision fp16 or bf16"
+            f"the GPU {device} ({torch.cuda.get_device_name(device)}) has no bf16 instructions, which need Ampere "
+            "(compute capability 8.0): use --precision fp16"
+        )
+    if choice == "fp8" and not has_quack(torch.device(device)):
+        raise DeviceError(
+            f"fp8 needs a Hopper GPU (compute capability 9.0), Triton, and {QUACK} {QUACK_VERSION} "
+            f"(pip install 'virnuc[gpu]'), and {device} lacks one of them: use --precision fp16 or bf16"
         )
     return choice
 
@@ -177,18 +174,16 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
 
 
 def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
-    """Peak bytes per token of a layer, in and after the feed-forward.
+    """Peak bytes per token of a layer.
 
-    Residual, norm, queries, keys, values and attention output are 6 D, but 4 D where products are added to the residual; the
-    feed-forward 2 F, or 3 F if gated, of a byte each in fp8; pooling D in fp32.
+    Residual, norm, queries, keys, values and attention output are 6 D; the feed-forward 2 F, or 3 F if gated; pooling D in
+    fp32. QuACK's products need half of that at most; in fp8 sums, queries, keys and values are 4 D in bf16, sums and attention
+    output 2 D in fp8.
     """
-    size = _ACTIVATION_BYTES[precision]
-    buffers = 4 if spec.family == "esm2" and precision in ("fp16", "bf16") else 6
-    ffn_buffers = 2 if spec.family == "esm2" else 3
-    ffn_size = 1 if precision == "fp8" else size
-    return (
-        buffers * spec.embedding_dim * size + ffn_buffers * spec.ffn_dim * ffn_size + 4 * spec.embedding_dim
-    )
+    if precision == "fp8":
+        return 11 * spec.embedding_dim
+    size, ffn_buffers = _ACTIVATION_BYTES[precision], 2 if spec.family == "esm2" else 3
+    return (6 * spec.embedding_dim + ffn_buffers * spec.ffn_dim) * size + 4 * spec.embedding_dim
 
 
 @dataclass(frozen=True, slots=True)

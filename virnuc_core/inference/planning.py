@@ -245,6 +245,8 @@ def _plan_model(
     name = Path(asked).name if Path(asked).exists() else checkpoint.name
     if before is not None and before.location == str(checkpoint.location):
         name = before.name
+    if precision == "fp8" and config.compile:
+        raise UsageError("fp8 does not use torch.compile: omit --compile.")
     is_for_this_model = family == "esm2" or config.esm_model is None
     repr_layer, last = config.repr_layer if is_for_this_model else None, spec.num_layers
     if repr_layer is not None and not 0 <= repr_layer <= last:

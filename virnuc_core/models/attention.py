@@ -480,7 +480,7 @@ def _build_triton(
     if slopes is None:
         longest = int(np.diff(cu_seqlens).max(initial=1))
         # A power of two, so that few tables are ever made.
-        num_positions = max(2 * kernels.BLOCK, 1 << (longest - 1).bit_length())
+        num_positions = max(kernels.BLOCK, 1 << (longest - 1).bit_length())
         cos_sin = _rotary_table_on(head_dim, kernels.padded_head_dim(head_dim), num_positions, device)
     return bounds, TritonAttention(tuple(tiles), cos_sin, slopes)
 

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
-from virnuc_core.errors import CheckpointError
+from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.files import file_digest, from_json, parse_object
 from virnuc_core.models.attention import pair_rows
 from virnuc_core.models.encoders import ESM2, DnabertS, Encoder
+from virnuc_core.models.kernels import resolve_products
 from virnuc_core.models.memory import upload
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
-from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
+from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ProductBackend, ResolvedPrecision
 
 # The one parameter that is a row of a published table instead of a whole tensor.
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
@@ -427,20 +428,36 @@ def load_model(
     device: torch.device | str,
     precision: ResolvedPrecision,
     *,
+    products: ProductBackend | None = None,
     compiled: bool = False,
 ) -> Encoder:
-    """A model in evaluation mode without gradients; `compiled` compiles its layers with torch.compile."""
-    spec = checkpoint.spec
+    """A model in evaluation mode without gradients.
+
+    `products` are those of the device by default; fp8 needs those of QuACK. `compiled` compiles the layers with torch.compile,
+    which takes those of torch.
+
+    Raises:
+        UsageError: the device or the model's widths are not for fp8.
+    """
+    device, spec = torch.device(device), checkpoint.spec
+    if products is None:
+        products = "torch" if compiled else resolve_products(device, precision, spec)
+    if precision == "fp8" and products == "torch":
+        raise UsageError(
+            f"fp8 needs QuACK on a Hopper GPU, not {device}, and model widths that are multiples of 16, not "
+            f"{spec.embedding_dim} and {spec.ffn_dim}: use --precision bf16"
+        )
     model = _without_storage(spec)
     # In fp8, of everything but the matrix products.
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
     is_random = checkpoint.random_spec is not None
     state = random_state_dict(spec, device, dtype) if is_random else read_weights(checkpoint, device, dtype)
     model.load_state_dict(state, assign=True)
+    del state  # weights are replaced one after another
     model = model.requires_grad_(False).eval()
-    if precision == "fp8":
-        model.quantize()
-    elif not compiled or torch.device(device).type != "cpu":
+    if products == "quack":
+        model.fuse(torch.float8_e4m3fn if precision == "fp8" else dtype)
+    elif not compiled or device.type != "cpu":
         model.prepare_inference()  # graphs cannot take weights packed by oneDNN
     if compiled:
         model.compile_layers()

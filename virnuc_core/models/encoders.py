@@ -12,7 +12,7 @@ Shapes: B sequences, T tokens (special ones included), N heads, H head dim, D em
 
 from abc import abstractmethod
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.models.attention import PackedLayout, packed_attention, sequence_index
+from virnuc_core.models.fused import FusedLayer, run_layers
 from virnuc_core.models.kernels import has_kernels, keep_out_of_graphs
 from virnuc_core.models.layers import (
-    Fp8Linear,
-    GemmInput,
-    InPlaceLinear,
     InterleavedGLU,
     Linear,
     SplitGLU,
@@ -36,8 +34,6 @@ from virnuc_core.models.layers import (
     linear_add_norm,
     linear_gelu,
     pack_layers,
-    quantize_attention,
-    quantize_feed_forward,
 )
 from virnuc_core.specs import AttentionBackend, ModelSpec
 
@@ -80,13 +76,23 @@ class Encoder(nn.Module):
         is_dna = self.spec.family == "dnabert_s"
         return mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=is_dna)
 
-    @abstractmethod
-    def quantize(self) -> None:
-        """Converts the linear layers of a bf16 model to fp8, in place."""
-
     def prepare_inference(self) -> None:
         """Rearranges weights for the kernels of the device, once they are there in their final dtype."""
         pack_layers(self)
+
+    @abstractmethod
+    def input_norms(self) -> list[nn.LayerNorm]:
+        """The LayerNorm before each layer's first product, and the one after the last layer."""
+
+    def fuse(self, dtype: torch.dtype) -> None:
+        """Replaces the layers by `FusedLayer`s with products in `dtype`, 16 bit or fp8 e4m3."""
+        for index, norm in enumerate(self.input_norms()[:-1]):
+            self.layers[index] = FusedLayer(self.layers[index], norm, dtype)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the layers are `FusedLayer`s."""
+        return isinstance(self.layers[0], FusedLayer)
 
     def compile_layers(self) -> None:
         """Compiles the layers with torch.compile, for any number of tokens, when the first batch is computed.
@@ -126,7 +132,7 @@ class Layer(nn.Module):
         if not gated:
             self.attention_norm = nn.LayerNorm(width, eps=eps)
         self.qkv: Linear = nn.Linear(width, 3 * width)
-        self.attention_out: Linear | InPlaceLinear = nn.Linear(width, width)
+        self.attention_out: Linear = nn.Linear(width, width)
         if gated:
             self.attention_norm = nn.LayerNorm(width, eps=eps)
         else:
@@ -134,7 +140,7 @@ class Layer(nn.Module):
         self.ffn_in: Linear | InterleavedGLU | SplitGLU = nn.Linear(
             width, 2 * spec.ffn_dim if gated else spec.ffn_dim, bias=not gated
         )
-        self.ffn_out: Linear | InPlaceLinear = nn.Linear(spec.ffn_dim, width)
+        self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
         if gated:
             self.ffn_norm = nn.LayerNorm(width, eps=eps)
 
@@ -144,24 +150,17 @@ class Layer(nn.Module):
         return self.attention_norm if self.is_gated else self.ffn_norm
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        normed: GemmInput,
-        next_norm: nn.LayerNorm,
-        next_linear: nn.Module | None,
-        layout: PackedLayout,
-    ) -> tuple[Tensor, GemmInput]:
-        """Hidden states (T, D) and their LayerNorm -> both after this layer, normed by `next_norm` for `next_linear`."""
+        self, hidden_states: Tensor, normed: Tensor, next_norm: nn.LayerNorm, layout: PackedLayout
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states and their LayerNorm, (T, D) -> both after this layer, normed by `next_norm`."""
         end_branch = partial(
             linear_add_norm, post_norm=self.is_gated, dropout=self.dropout if self.training else 0.0
         )
         qkv = linear(self.qkv, normed).unflatten(1, (3, self.num_heads, -1))
-        attended = self.attend(qkv, layout, quantize=isinstance(self.attention_out, Fp8Linear))
-        hidden_states, normed = end_branch(
-            self.attention_out, attended, hidden_states, self.middle_norm, self.ffn_in
-        )
-        inner = linear_gelu(self.ffn_in, normed, self.ffn_out, gated=self.is_gated)
-        return end_branch(self.ffn_out, inner, hidden_states, next_norm, next_linear)
+        attended = self.attend(qkv, layout)
+        hidden_states, normed = end_branch(self.attention_out, attended, hidden_states, self.middle_norm)
+        inner = linear_gelu(self.ffn_in, normed, gated=self.is_gated)
+        return end_branch(self.ffn_out, inner, hidden_states, next_norm)
 
 
 class ESM2(Encoder):
@@ -174,37 +173,24 @@ class ESM2(Encoder):
         self.final_norm = nn.LayerNorm(spec.embedding_dim, eps=spec.layer_norm_eps)
         self.initialise_weights()
 
-    def prepare_inference(self) -> None:
-        weight = self.layers[0].ffn_out.weight
-        if has_half_kernels(weight):
-            shift = torch.zeros(len(weight), device=weight.device)
-            for layer in self.layers:
-                layer.attention_out = InPlaceLinear(layer.attention_out, shift)
-                layer.ffn_out = InPlaceLinear(layer.ffn_out, layer.attention_out.shift)
-                shift = layer.ffn_out.shift
-        super().prepare_inference()
-
-    def quantize(self) -> None:
-        for layer in self.layers:
-            _quantize(layer, layer.attention_norm)
+    def input_norms(self) -> list[nn.LayerNorm]:
+        return [layer.attention_norm for layer in self.layers] + [self.final_norm]
 
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
         last = self.spec.num_layers if repr_layer is None else repr_layer
         hidden_states = self._embed(input_ids, layout)
         if last == 0:
             return hidden_states
-        layers = list(self.layers)
-        next_norms = [layer.attention_norm for layer in layers[1:]] + [self.final_norm]
-        _, normed = layer_norm(layers[0].attention_norm, hidden_states, layers[0].qkv)
-        for layer, next_norm in zip(layers[:last], next_norms, strict=False):
-            next_linear = None if next_norm is self.final_norm else layer.qkv
-            hidden_states, normed = layer(hidden_states, normed, next_norm, next_linear, layout)
-        if last == self.spec.num_layers:
-            return cast(Tensor, normed)
-        ffn_out = layers[last - 1].ffn_out
-        if isinstance(ffn_out, InPlaceLinear):
-            hidden_states = hidden_states + ffn_out.shift.to(hidden_states)
-        return hidden_states
+        if self.is_fused:
+            hidden_states = run_layers(self.layers[:last], hidden_states, layout)
+            return (
+                layer_norm(self.final_norm, hidden_states) if last == self.spec.num_layers else hidden_states
+            )
+        first, *following = self.input_norms()
+        normed = layer_norm(first, hidden_states)
+        for layer, norm in zip(self.layers[:last], following, strict=False):
+            hidden_states, normed = layer(hidden_states, normed, norm, layout)
+        return normed if last == self.spec.num_layers else hidden_states
 
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
         """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12% of tokens."""
@@ -242,30 +228,19 @@ class DnabertS(Encoder):
             layer.ffn_in = arrange_glu(layer.ffn_in)
         super().prepare_inference()
 
-    def quantize(self) -> None:
-        input_norm = self.embedding_norm
-        for layer in self.layers:
-            _quantize(layer, input_norm)
-            input_norm = layer.ffn_norm
+    def input_norms(self) -> list[nn.LayerNorm]:
+        return [self.embedding_norm, *(layer.ffn_norm for layer in self.layers)]
 
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
         last = self.spec.num_layers if repr_layer is None else repr_layer
-        embedded = self.word_embeddings(input_ids)
-        layers = list(self.layers)
-        hidden_states, normed = layer_norm(
-            self.embedding_norm, embedded, layers[0].qkv, self.token_type_embedding
-        )
-        for layer in layers[:last]:
-            hidden_states, normed = layer(hidden_states, normed, layer.ffn_norm, layer.qkv, layout)
+        embedded = self.word_embeddings(input_ids) + self.token_type_embedding
+        norms = self.input_norms()
+        if self.is_fused:
+            return layer_norm(norms[last], run_layers(self.layers[:last], embedded, layout))
+        hidden_states = normed = layer_norm(norms[0], embedded)
+        for layer in self.layers[:last]:
+            hidden_states, normed = layer(hidden_states, normed, layer.ffn_norm, layout)
         return hidden_states
-
-
-def _quantize(layer: Any, input_norm: nn.LayerNorm) -> None:
-    """Converts the products of a layer to fp8, in place; attention takes `input_norm`."""
-    layer.qkv, layer.attention_out = quantize_attention(input_norm, layer.qkv, layer.attention_out)
-    layer.ffn_in, layer.ffn_out = quantize_feed_forward(
-        layer.middle_norm, layer.ffn_in, layer.ffn_out, gated=layer.is_gated
-    )
 
 
 def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_tokens: bool) -> Tensor:

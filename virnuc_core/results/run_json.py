@@ -20,7 +20,7 @@ from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import FRAME_KINDS, chunk_steps
-from virnuc_core.versions import FLASH_ATTN, installed_version
+from virnuc_core.versions import FLASH_ATTN, QUACK, installed_version
 
 RunAs = Literal["process", "flow"]
 
@@ -122,7 +122,7 @@ class RunReport:
         sample = counts.pop("sample")
         # Those that are installed: the core runs without Prefect and MLflow.
         packages = ("python", "torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow", "triton")
-        found = {package: installed_version(package) for package in (*packages, FLASH_ATTN)}
+        found = {package: installed_version(package) for package in (*packages, FLASH_ATTN, QUACK)}
         versions = {"virnuc": self.plan.virnuc_version} | {name: text for name, text in found.items() if text}
         return {
             "schema_version": 3,

@@ -2,8 +2,8 @@
 
 One program computes one head of one tile. Where tensor cores read both operands from shared memory (data centre GPUs since
 Hopper), a sequence of up to `WHOLE_TOKENS` is one tile: its queries, keys and values are loaded and rotated once, and all
-scores of a query are there before its softmax. Other sequences are cut into tiles of `2 * BLOCK` queries, and at their end of
-`BLOCK`, each of which iterates over all keys, rotated once beforehand.
+scores of a query are there before its softmax. Other sequences are cut into tiles of `BLOCK` queries, each of which
+iterates over all keys, rotated once beforehand.
 
 Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a
 pair lies in one register.
@@ -25,7 +25,7 @@ from torch import Tensor
 from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
 from virnuc_core.models.kernels.rowwise import FP8
 
-BLOCK: Final = 64  # keys of a step; a tile has so many queries, or twice as many
+BLOCK: Final = 64  # queries of a tile, and keys of a step
 WHOLE_TOKENS: Final = 3 * BLOCK
 
 
@@ -43,17 +43,16 @@ def plan_tiles(cu_seqlens: npt.NDArray[np.int32], *, whole: bool) -> tuple[npt.N
     """The tiles of sequences, from `cu_seqlens` (B + 1,); with `whole`, short sequences are one tile.
 
     Returns:
-        Three int32 (tiles, 3), first token and length of a sequence, first query of the tile: of whole sequences, of
-        more than `BLOCK` queries, and of fewer.
+        Two int32 (tiles, 3), first token and length of a sequence, first query of the tile: of whole sequences, and of up to
+        `BLOCK` queries.
     """
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
-    counts = np.where(whole & (lengths <= WHOLE_TOKENS), lengths > 0, -(-lengths // (2 * BLOCK)))
+    counts = np.where(whole & (lengths <= WHOLE_TOKENS), lengths > 0, -(-lengths // BLOCK))
     firsts = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     starts, lengths = np.repeat(starts, counts), np.repeat(lengths, counts)
-    tiles = np.stack((starts, lengths, firsts * 2 * BLOCK), axis=1).astype(np.int32)
+    tiles = np.stack((starts, lengths, firsts * BLOCK), axis=1).astype(np.int32)
     is_whole = whole & (lengths <= WHOLE_TOKENS)
-    is_small = ~is_whole & (lengths - tiles[:, 2] <= BLOCK)
-    return tiles[is_whole], tiles[~is_whole & ~is_small], tiles[is_small]
+    return tiles[is_whole], tiles[~is_whole]
 
 
 @triton.jit
@@ -234,9 +233,9 @@ def _step(scores, v, m_i, l_i, acc):
 @triton.jit
 def _tile_kernel(
     qkv, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS queries of a sequence of any length. Its last KEYS, the only ones that are masked, come first."""
+    """ROWS queries of a sequence of any length. Its last ROWS keys, the only ones that are masked, come first."""
     STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_DIM
     head, begin, length, start = _place(tiles, NUM_HEADS)
@@ -251,22 +250,21 @@ def _tile_kernel(
         q = _rotate(q, cos * scale, sin * scale, PADDED)
     else:
         q = (q.to(tl.float32) * scale).to(q.dtype)
-    key = tl.arange(0, KEYS)
-    last = (length - 1) // KEYS * KEYS
+    last = (length - 1) // ROWS * ROWS
     block = keys + last.to(tl.int64) * STRIDE
-    k = _rows(block, key, length - last, STRIDE, HEAD_DIM, PADDED)
-    v = _rows(block + WIDTH, key, length - last, STRIDE, HEAD_DIM, PADDED)
-    scores = _scores(q, k, rows, last + key, slopes, head)
-    scores = tl.where((last + key < length)[None, :], scores, float("-inf"))
+    k = _rows(block, at, length - last, STRIDE, HEAD_DIM, PADDED)
+    v = _rows(block + WIDTH, at, length - last, STRIDE, HEAD_DIM, PADDED)
+    scores = _scores(q, k, rows, last + at, slopes, head)
+    scores = tl.where((last + at < length)[None, :], scores, float("-inf"))
     m_i = tl.full([ROWS], float("-inf"), tl.float32)
     l_i = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED], tl.float32)
     m_i, l_i, acc = _step(scores, v, m_i, l_i, acc)
-    for first_key in range(0, last, KEYS):
+    for first_key in range(0, last, ROWS):
         block = keys + tl.cast(first_key, tl.int64) * STRIDE
-        k = _rows(block, key, KEYS, STRIDE, HEAD_DIM, PADDED, True)
-        v = _rows(block + WIDTH, key, KEYS, STRIDE, HEAD_DIM, PADDED, True)
-        scores = _scores(q, k, rows, first_key + key, slopes, head)
+        k = _rows(block, at, ROWS, STRIDE, HEAD_DIM, PADDED, True)
+        v = _rows(block + WIDTH, at, ROWS, STRIDE, HEAD_DIM, PADDED, True)
+        scores = _scores(q, k, rows, first_key + at, slopes, head)
         m_i, l_i, acc = _step(scores, v, m_i, l_i, acc)
     _store(out, at, length - start, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
@@ -281,7 +279,7 @@ def packed_attention(
     """Attention of every token to all tokens of its own sequence: (T, 3, N, H) -> (T, N * H).
 
     `qkv` is fp16 or bf16, contiguous, H even and at most 128; its keys are overwritten. `tiles` are those of `plan_tiles`.
-    With rotary positions, `cos_sin` is fp32 (P, padded H / 2, 2), P a multiple of `2 * BLOCK` that no sequence exceeds; with
+    With rotary positions, `cos_sin` is fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; with
     ALiBi, `slopes` is fp32 (N,). The other one is None. Returns the dtype of `qkv`, or fp8 e4m3 with `quantize`, for which
     no value may exceed 448.
 
@@ -292,25 +290,20 @@ def packed_attention(
     out = qkv.new_empty((len(qkv), num_heads * head_dim), dtype=FP8 if quantize else qkv.dtype)
     dims = (num_heads, head_dim, padded_head_dim(head_dim))
     positions = (cos_sin, slopes, head_dim**-0.5 * math.log2(math.e))
-    whole, *cut = tiles
+    whole, cut = tiles
     if len(whole):
         launch(
             _whole_kernel, len(whole) * num_heads, qkv, out, whole, *positions, *dims, BLOCK,
             num_warps=4, num_stages=1, maxnreg=168,  # the queries, keys and values of three fill the shared memory
         )  # fmt: skip
-    rows_of = [(part, rows) for part, rows in zip(cut, (2 * BLOCK, BLOCK), strict=True) if len(part)]
-    if cos_sin is not None:
+    if len(cut) and cos_sin is not None:
         together = 5  # heads of a program, which loads their angles once
-        for part, rows in rows_of:
-            programs = len(part) * triton.cdiv(num_heads, together)
-            launch(
-                _rotate_keys_kernel, programs, qkv, part, cos_sin, *dims, rows, together, num_warps=rows // 16
-            )
-    # Two tiles, or four small ones, share the registers of a multiprocessor.
-    limit = {"maxnreg": 128} if takes_whole_sequences(qkv.device, head_dim) else {}
-    for part, rows in rows_of:
+        programs = len(cut) * triton.cdiv(num_heads, together)
+        launch(_rotate_keys_kernel, programs, qkv, cut, cos_sin, *dims, BLOCK, together, num_warps=4)
+    if len(cut):
+        # Four tiles share the registers of a multiprocessor.
+        limit = {"maxnreg": 128} if takes_whole_sequences(qkv.device, head_dim) else {}
         launch(
-            _tile_kernel, len(part) * num_heads, qkv, out, part, *positions, *dims, rows, BLOCK,
-            num_warps=rows // 16, num_stages=3, **limit,
+            _tile_kernel, len(cut) * num_heads, qkv, out, cut, *positions, *dims, BLOCK, num_warps=4, num_stages=3, **limit
         )  # fmt: skip
     return out

@@ -19,15 +19,9 @@ _MEAN_TOKENS: Final = 32
 _MEAN_COLUMNS: Final = 64
 
 
-@triton.jit
-def _fp8_scale(row_max):
-    """What a row is divided by, so that its largest value becomes the largest of e4m3."""
-    return tl.maximum(row_max, 1e-12) / 448.0
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_norm_kernel(
-    branch, branch_bias, residual, gain, shift, total, normed, quantized, scales, num_rows, eps,
+    branch, residual, gain, shift, total, normed, num_rows, eps,
     D: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -38,8 +32,6 @@ def _add_norm_kernel(
     x = tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
     if branch is not None:
         x += tl.load(branch + at, mask=real, other=0.0).to(tl.float32)
-    if branch_bias is not None:
-        x += tl.load(branch_bias + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
     if total is not None:
         tl.store(total + at, x.to(total.dtype.element_ty), mask=real)
     mean = tl.sum(x, 1) / D
@@ -48,52 +40,91 @@ def _add_norm_kernel(
     gains = tl.load(gain + column, mask=in_row, other=0.0).to(tl.float32)
     shifts = tl.load(shift + column, mask=in_row, other=0.0).to(tl.float32)
     y = centred * tl.rsqrt(variance + eps)[:, None] * gains[None, :] + shifts[None, :]
-    if normed is not None:
-        tl.store(normed + at, y.to(normed.dtype.element_ty), mask=real)
-    if quantized is not None:
-        scale = _fp8_scale(tl.max(tl.abs(y), 1))
-        tl.store(quantized + at, (y * (1.0 / scale)[:, None]).to(tl.float8e4nv), mask=real)
-        tl.store(scales + row, scale, mask=row < num_rows)
+    tl.store(normed + at, y.to(normed.dtype.element_ty), mask=real)
 
 
 def add_norm(
-    branch: Tensor | None,
-    branch_bias: Tensor | None,
-    residual: Tensor,
-    gain: Tensor,
-    shift: Tensor,
-    eps: float,
-    *,
-    post_norm: bool,
-    quantize: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """LayerNorm of residual + branch + bias, in one pass.
+    branch: Tensor | None, residual: Tensor, gain: Tensor, shift: Tensor, eps: float, *, post_norm: bool
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm of residual + branch, in one pass.
 
-    `residual` is fp16 or bf16 (T, D), contiguous; `branch` is (T, D) and `branch_bias` (D,), where present; `gain`
-    and `shift` are LayerNorm's weight and bias, (D,). Returns what the next branch is added to, in the dtype of
-    `residual`: with `post_norm` the LayerNorm, else the sum, or `residual` itself without a branch; then the LayerNorm,
-    both (T, D), which is in fp8 e4m3 with `quantize`; and then its fp32 scales (T, 1).
+    `residual` is fp16 or bf16 (T, D), contiguous; `branch` is (T, D), where present; `gain` and `shift` are LayerNorm's
+    weight and bias, (D,). Returns what the next branch is added to, with `post_norm` the LayerNorm, else the sum; and the
+    LayerNorm, both (T, D) in the dtype of `residual`.
     """
     num_rows, width = residual.shape
-    kept = torch.empty_like(residual) if post_norm or branch is not None else residual
-    normed = quantized = scales = None
-    if quantize:
-        quantized = torch.empty_like(residual, dtype=FP8)
-        scales = residual.new_empty((num_rows, 1), dtype=torch.float32)
-    if post_norm:
-        normed = kept
-    elif not quantize:
-        normed = torch.empty_like(residual)
+    normed = torch.empty_like(residual)
+    total = None if post_norm or branch is None else torch.empty_like(residual)
     columns = triton.next_power_of_2(width)
     rows = max(1, 2048 // columns)
     launch(
-        _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift,
-        None if post_norm or branch is None else kept, normed, quantized, scales, num_rows, eps, width, columns, rows,
-        num_warps=4 if columns <= 1024 else max(2, columns // (2048 if quantize else 1024)),
+        _add_norm_kernel, triton.cdiv(num_rows, rows), branch, residual, gain, shift, total, normed, num_rows, eps,
+        width, columns, rows, num_warps=4 if columns <= 1024 else max(2, columns // 1024),
     )  # fmt: skip
-    result = quantized if quantized is not None else normed
-    assert result is not None
-    return kept, result, scales
+    return (normed if total is None else total), normed
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _norm_factors_kernel(
+    sums, squares, scale, quantized, rstds, means, factors, num_rows, eps, alpha, unit,
+    D: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    is_row = row < num_rows
+    real = is_row[:, None] & (column < WIDTH)[None, :]
+    at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    x = tl.load(sums + at, mask=real, other=0.0).to(tl.float32)
+    squared = x * x
+    if squares is not None:
+        squared = tl.load(squares + at, mask=real, other=0.0)
+    mean = tl.sum(x, 1) / D
+    rstd = tl.rsqrt(tl.maximum(tl.sum(squared, 1) / D - mean * mean, 0.0) + eps)
+    tl.store(rstds + row, rstd, mask=is_row)
+    tl.store(means + row, mean * rstd, mask=is_row)
+    if scale is not None:
+        own = unit * rstd
+        used = own
+        if quantized is not None:
+            tl.store(quantized + at, (x * own[:, None]).to(tl.float8e4nv), mask=real)
+        else:
+            used = tl.load(scale + row, mask=is_row, other=1.0)
+        tl.store(factors + row, alpha * rstd / used, mask=is_row)
+        tl.store(scale + row, own, mask=is_row)
+
+
+def norm_factors(
+    sums: Tensor,
+    squares: Tensor | None,
+    width: int,
+    eps: float,
+    *,
+    scale: Tensor | None = None,
+    alpha: float = 1.0,
+    unit: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """What the product after a LayerNorm of `width` values multiplies its rows by.
+
+    `sums` (T, C) are sums of parts of a token's values, and `squares` fp32 (T, C) those of their squares; without
+    `squares`, `sums` are the values. In fp8, `scale` fp32 (1, T) is what the values were multiplied by to be quantized, and
+    overwritten with what the next ones are to be: `unit` over the standard deviation; and `alpha` is
+    what the product is to be multiplied by.
+
+    Returns:
+        Factors, reciprocals of the standard deviations, and these times the means, fp32 (1, T); and with `scale` and without
+        `squares` the values in fp8, else None.
+    """
+    num_rows, parts = sums.shape
+    rstds, means = (sums.new_empty((1, num_rows), dtype=torch.float32) for _ in range(2))
+    factors = rstds if scale is None else torch.empty_like(rstds)
+    quantized = None if scale is None or squares is not None else torch.empty_like(sums, dtype=FP8)
+    columns = triton.next_power_of_2(parts)
+    rows = max(1, 2048 // columns)
+    launch(
+        _norm_factors_kernel, triton.cdiv(num_rows, rows), sums, squares, scale, quantized, rstds, means, factors,
+        num_rows, eps, alpha, unit, width, parts, columns, rows, num_warps=4,
+    )  # fmt: skip
+    return factors, rstds, means, quantized
 
 
 @triton.jit

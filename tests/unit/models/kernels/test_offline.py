@@ -31,32 +31,30 @@ SHARED_MEMORY: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100:
 
 MAX_SPILLED: Final = 500  # bytes a thread: heads of 128 columns with ALiBi, on 8.9
 
-# Of each capability: product:DTYPE, gated_product:DTYPE, rowwise:WIDTH:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention, each
-# but rowwise also with fp8_ before it. Heads of 24 columns are padded to 32; rows of 320 to 5120 columns are those of ESM-2 8M to 15B. 8.0, 8.6 and 8.9
-# get the same code but for the size of their shared memory and fp8, so they share out dtypes and sizes.
+# Of each capability: product:DTYPE, gated_product:DTYPE, rowwise:WIDTH:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention, also
+# with fp8_ before it. Heads of 24 columns are padded to 32; rows of 320 to 5120 columns are those of ESM-2 8M to 15B. 8.0, 8.6
+# and 8.9 get the same code but for the size of their shared memory, so they share out dtypes and sizes.
 VARIANTS: Final = {
     80: ["rowwise:5120:bfloat16", "product:float16", "gated_product:bfloat16",
          "rotary:128:float16", "alibi:64:bfloat16", "rotary:24:bfloat16"],
     86: ["rowwise:1280:float16", "product:bfloat16", "gated_product:float16",
          "rotary:128:bfloat16", "alibi:64:float16", "rotary:16:float16"],
     89: ["rowwise:5120:bfloat16", "rowwise:320:float16", "product:float16", "gated_product:float16",
-         "fp8_product:bfloat16", "fp8_gated_product:bfloat16",
-         "alibi:128:float16", "alibi:64:float16", "rotary:64:float16", "fp8_alibi:64:bfloat16"],
-    90: ["rowwise:5120:float16", "rowwise:480:bfloat16", "product:float16", "gated_product:bfloat16",
-         "fp8_product:bfloat16", "fp8_gated_product:bfloat16",
+         "alibi:128:float16", "alibi:64:float16", "rotary:64:float16"],
+    90: ["rowwise:5120:float16", "rowwise:480:bfloat16", "norms:480:bfloat16", "fp8_norms:5120:bfloat16",
          "rotary:128:float16", "alibi:64:bfloat16", "rotary:32:float16", "fp8_rotary:64:bfloat16"],
-    100: ["rowwise:2560:float16", "product:bfloat16", "gated_product:float16", "fp8_product:bfloat16",
+    100: ["rowwise:2560:float16", "product:bfloat16", "gated_product:float16",
           "rotary:128:bfloat16", "alibi:64:float16"],
     120: ["rowwise:5120:float16", "rowwise:768:float16", "product:float16", "gated_product:bfloat16",
-          "fp8_product:bfloat16", "fp8_gated_product:bfloat16",
           "rotary:128:float16", "rotary:64:bfloat16", "alibi:64:float16"],
 }  # fmt: skip
 KERNELS: Final = {  # and for attention, _whole_kernel where a device takes whole sequences
     "product": ["_gemm_gelu_kernel"],
     "gated_product": ["_gemm_gelu_kernel"],
     "rowwise": ["_add_norm_kernel", "_embed_kernel", "_mean_kernel"],
-    "rotary": ["_rotate_keys_kernel", "_tile_kernel"] * 2,  # for tiles of two sizes
-    "alibi": ["_tile_kernel"] * 2,
+    "norms": ["_norm_factors_kernel"] * 2,  # of values, and of sums of parts of them
+    "rotary": ["_rotate_keys_kernel", "_tile_kernel"],
+    "alibi": ["_tile_kernel"],
 }
 
 
@@ -92,24 +90,29 @@ def attend(positions: str, head_dim: int, dtype: torch.dtype, quantize: bool) ->
     attention.packed_attention(qkv, tiles, *positions_of_tokens, quantize)
 
 
-def multiply(gated: bool, dtype: torch.dtype, in_fp8: bool) -> None:
-    of_operands = torch.float8_e4m3fn if in_fp8 else dtype
-    weight = torch.zeros(1280, 320, dtype=of_operands)
+def multiply(gated: bool, dtype: torch.dtype) -> None:
+    weight = torch.zeros(1280, 320, dtype=dtype)
     bias = None if gated else torch.zeros(1280, dtype=dtype)
     for num_tokens in NUM_TOKENS:
-        x = torch.zeros(num_tokens, 320, dtype=of_operands)
-        scales = torch.ones(num_tokens, 1), torch.ones(1, 1280), torch.ones(1, 1)
-        gemm_gelu.linear_gelu(x, weight, bias, gated, scales if in_fp8 else None)
+        gemm_gelu.linear_gelu(torch.zeros(num_tokens, 320, dtype=dtype), weight, bias)
 
 
-def work_on_rows(dtype: torch.dtype, quantize: bool, width: int) -> None:
+def work_on_rows(dtype: torch.dtype, width: int) -> None:
     weight = torch.zeros(width, dtype=dtype)
     for num_tokens in NUM_TOKENS:
         x = torch.zeros(num_tokens, width, dtype=dtype)
-        rowwise.add_norm(x, weight, x, weight, weight, 1e-5, post_norm=False, quantize=quantize)
+        rowwise.add_norm(x, x, weight, weight, 1e-5, post_norm=False)
         bounds = torch.tensor([0, 3, num_tokens], dtype=torch.int32)
         rowwise.segment_mean(x, bounds, True)
         rowwise.embed_tokens(torch.zeros(num_tokens, dtype=torch.int32), bounds, x, 32, 0.88)
+
+
+def factor_norms(dtype: torch.dtype, in_fp8: bool, width: int) -> None:
+    for num_tokens in NUM_TOKENS:
+        scale = torch.zeros(1, num_tokens) if in_fp8 else None
+        rowwise.norm_factors(torch.zeros(num_tokens, width, dtype=dtype), None, width, 1e-5, scale=scale)
+        parts = torch.zeros(num_tokens, 8)
+        rowwise.norm_factors(parts, parts, width, 1e-5, scale=scale)
 
 
 def spilled_bytes(cubin: bytes) -> int:
@@ -126,7 +129,7 @@ def spilled_bytes(cubin: bytes) -> int:
 
 def compile_all(capability: int) -> None:
     driver.set_active(OfflineDriver(capability))
-    attention.shared_memory = gemm_gelu.shared_memory = lambda device: SHARED_MEMORY[capability]
+    attention.shared_memory = lambda device: SHARED_MEMORY[capability]
     compile_or_launch = JITFunction.run
     variant = ""
 
@@ -142,9 +145,11 @@ def compile_all(capability: int) -> None:
         dtype = getattr(torch, dtype_name)
         in_fp8 = variant.startswith("fp8_")
         if kind == "rowwise":
-            work_on_rows(dtype, capability >= 89, int(size[0]))
+            work_on_rows(dtype, int(size[0]))
+        elif kind == "norms":
+            factor_norms(dtype, in_fp8, int(size[0]))
         elif kind in ("product", "gated_product"):
-            multiply(kind == "gated_product", dtype, in_fp8)
+            multiply(kind == "gated_product", dtype)
         else:
             attend(kind, int(size[0]), dtype, quantize=in_fp8)
 
