@@ -44,7 +44,7 @@ FROM base AS cuda
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/*
-RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt /tmp/wheel/*.whl \
+RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /tmp/wheel/*.whl)[gpu]" \
  && rm -r /tmp/wheel /tmp/constraints.txt
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
