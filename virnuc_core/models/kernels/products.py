@@ -6,6 +6,7 @@ multiplies its rows by a factor made of these sums; what else a LayerNorm does i
 Shapes: T tokens, I and O input and output width of a product. Vectors over tokens and outputs are fp32, (1, T) and (1, O).
 """
 
+import os
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -13,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from virnuc_core.env_config import env
+from virnuc_core.env_config import home_folder
 from virnuc_core.models.kernels.rowwise import FP8
 
 
@@ -36,7 +37,8 @@ _plans: Final[dict[tuple[Any, ...], Any]] = {}
 
 # QuACK's own default is a folder in /tmp, from which it would load what anybody has put there.
 if quack.cache.CACHE_DIR is None:
-    quack.cache.CACHE_DIR = str(env().home / "quack")
+    folder = home_folder("quack")
+    quack.cache.CACHE_DIR, quack.cache.CACHE_ENABLED = str(folder), os.access(folder, os.W_OK)
 # It knows the epilogues of installed packages by their names alone, and kernels of another version have the same.
 quack.cache.EXTRA_SOURCE_DIRS.append(Path(__file__).parent)
 
