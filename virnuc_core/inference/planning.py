@@ -43,7 +43,7 @@ from virnuc_core.specs import (
     InputFile,
     ResolvedPrecision,
 )
-from virnuc_core.versions import log_version_warnings
+from virnuc_core.versions import QUACK, QUACK_VERSION, installed_version, log_version_warnings
 
 _IN_FP32: Final = frozenset({"VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"})
 
@@ -331,5 +331,10 @@ def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) 
         if (major, minor) < MIN_CAPABILITY:
             name = torch.cuda.get_device_name(device)
             reasons.append(f"{device} ({name}) has compute capability {major}.{minor}, below 8.0")
-    slow = "virnuc's kernels cannot run, and plain torch is several times slower. See `virnuc doctor`."
-    return tuple(f"{reason}: {slow}" for reason in reasons[:1])
+    if reasons:
+        slow = "virnuc's kernels cannot run, and plain torch is several times slower. See `virnuc doctor`."
+        return (f"{reasons[0]}: {slow}",)
+    is_hopper = any(torch.cuda.get_device_capability(device)[0] == 9 for device in devices)
+    if is_hopper and installed_version(QUACK) != QUACK_VERSION:
+        return (f"{QUACK} {QUACK_VERSION} is not installed: products take longer. pip install 'virnuc[gpu]'",)
+    return ()

@@ -24,6 +24,7 @@ from virnuc_core.models import attention
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import StoreMeta
 from virnuc_core.specs import CallRule
+from virnuc_core.versions import QUACK_VERSION
 
 Planner = Callable[..., RunPlan]
 
@@ -135,6 +136,14 @@ def test_a_gpu_without_the_kernels_is_warned_of_and_recorded(
     monkeypatch.setattr(attention, "has_kernels", lambda device: False)
     with pytest.raises(DeviceError, match="--attention triton needs Triton and a GPU of compute capability"):
         plan_gpus(attention="triton")
+
+
+def test_a_hopper_gpu_without_quack_is_warned_of(plan_gpus: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "find_spec", lambda name: True)
+    for found, warnings in (("", 1), ("0.6.4", 1), (QUACK_VERSION, 0)):
+        monkeypatch.setattr(planning, "installed_version", lambda package, found=found: found)
+        assert len(plan_gpus().warnings) == warnings
+    assert plan_gpus(precision="fp32").warnings == ()
 
 
 def test_settings_of_one_model(plan: Planner) -> None:
