@@ -2,8 +2,10 @@
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,8 +153,7 @@ def predict(
         plan = _plan(folder, config, "predict", lanes, steps)
         if is_url(out):
             steps(claim, out, plan, force=force)
-        reports = _compute(folder, lanes, steps)
-        work = steps(aggregate, folder, folder.embeddings)
+        reports, work = _compute_and_merge(folder, folder.embeddings, lanes, steps)
         counts = steps(classify, folder)
         report = _report(steps, plan, out, reports, work, counts)
         steps(publish, folder, report)
@@ -182,8 +183,7 @@ def embed(
         plan = _plan(folder, config, "embed", lanes, steps)
         if is_url(out):
             steps(claim, out, plan, force=force)
-        reports = _compute(folder, lanes, steps)
-        work = steps(aggregate, folder, path)
+        reports, work = _compute_and_merge(folder, path, lanes, steps)
         report = _report(steps, plan, out, reports, work)
         steps(publish, folder, report)
         if is_url(out):
@@ -309,9 +309,12 @@ def validate(folder: RunFolder) -> tuple[int, ...]:
     return pending_shards(folder, plan)
 
 
-def aggregate(folder: RunFolder, out: Path) -> ShardCounters:
-    """Merges the shards into one file in input order."""
-    return merge_shards(folder, read_plan(folder.plan), FrameStore.open(folder.frames), out)
+def aggregate(folder: RunFolder, out: Path, all_committed: threading.Event | None = None) -> ShardCounters:
+    """Verifies the shards and merges them into one file in input order; waits for them until `all_committed` is set."""
+    plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
+    counters = merge_shards(folder, plan, store, out, all_committed)
+    remove_shard_temporaries(folder, range(len(plan.shards)))  # of killed lanes
+    return counters
 
 
 def classify(folder: RunFolder) -> TableCounts:
@@ -374,15 +377,46 @@ def _plan(folder: RunFolder, config: RunConfig, kind: Kind, lanes: Lanes, steps:
 
 
 def _compute(folder: RunFolder, lanes: Lanes, steps: Steps) -> list[LaneReport]:
-    """Computes the shards, and once more those that are damaged."""
+    """Computes and verifies the shards."""
     reports = steps.once("embed", lambda: lanes.compute(folder))
-    if steps(validate, folder):
-        reports += steps.once("embed", lambda: lanes.compute(folder))
-        if damaged := steps(validate, folder):
-            raise DamagedFileError(
-                f"shard {folder.shard(damaged[0])} is corrupt again: check the disk of {folder.shards}."
-            )
+    return reports + _repair(folder, lanes, steps)
+
+
+def _repair(folder: RunFolder, lanes: Lanes, steps: Steps) -> list[LaneReport]:
+    """Computes the shards that are damaged once more."""
+    if not steps(validate, folder):
+        return []
+    reports = steps.once("embed", lambda: lanes.compute(folder))
+    if damaged := steps(validate, folder):
+        raise DamagedFileError(
+            f"shard {folder.shard(damaged[0])} is corrupt again: check the disk of {folder.shards}."
+        )
     return reports
+
+
+def _compute_and_merge(
+    folder: RunFolder, out: Path, lanes: Lanes, steps: Steps
+) -> tuple[list[LaneReport], ShardCounters]:
+    """Computes the shards; committed ones are verified and merged meanwhile, all of them again if one is damaged."""
+    ended = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="merge") as pool:
+        merging = pool.submit(aggregate, folder, out, ended)
+        try:
+            reports = steps.once("embed", lambda: lanes.compute(folder))
+        finally:
+            ended.set()
+        work = steps.once("aggregate", lambda: _unless_failed(merging))
+    if work is None:
+        reports += _repair(folder, lanes, steps)
+        work = steps(aggregate, folder, out)
+    return reports, work
+
+
+def _unless_failed(merging: Future[ShardCounters]) -> ShardCounters | None:
+    if error := merging.exception():
+        _log.warning("%s The shards are verified and merged again.", error)
+        return None
+    return merging.result()
 
 
 def _report(

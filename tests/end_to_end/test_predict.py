@@ -16,6 +16,7 @@ from virnuc_core.env_config import reload
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lanes import LocalLanes
 from virnuc_core.inference.plan import read_plan
+from virnuc_core.results import aggregate
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import CHUNKS_BY_RECORD
@@ -29,7 +30,7 @@ RESULTS = {
     *("virnuc_mqc.json", "run.json", "plan.json", "frames", "shards"),
 }
 STAGES = [
-    *("reading sequences", "planning the run", "computing embeddings", "checking finished shards"),
+    *("reading sequences", "planning the run", "computing embeddings"),
     *("collecting embeddings", "classifying sequences", "writing results"),
 ]
 
@@ -225,9 +226,16 @@ class Damaging(LocalLanes):
 
 
 def test_shards_that_are_damaged_or_swapped_are_computed_again(
-    finished: Path, models: MadeModels, contigs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    finished: Path,
+    models: MadeModels,
+    contigs: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "run"
+    # Nothing is merged before the damage.
+    monkeypatch.setattr(aggregate, "missing_shards", lambda folder, indices: tuple(indices))
     config = models.config(chunk_length=500, devices=("cpu",))
     with Damaging(("cpu",)) as lanes:
         report = pipeline.predict([str(contigs)], str(out), config, lanes)

@@ -1,10 +1,11 @@
 """Merges the shards of a run into one embeddings file, in input order."""
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import h5py
 import numpy as np
@@ -18,6 +19,7 @@ from virnuc_core.inference.shard import (
     VECTOR_DATASETS,
     ShardCounters,
     ShardResult,
+    missing_shards,
     read_shard,
     shard_identity,
     sum_counters,
@@ -32,16 +34,25 @@ from virnuc_core.specs import CODE_WIDTH, FRAME_KINDS, Family
 _Rows = Callable[[Shard, ShardResult], Any]
 _Column = tuple[int, Any, _Rows]  # width, 0 for one dimension; dtype; and what a shard provides
 
+_POLL_SECONDS: Final = 0.2
+
 _log = logging.getLogger(__name__)
 
 
-def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | None = None) -> ShardCounters:
-    """Merges all shards, which `pending_shards` has verified, into `out`, by default the run's `embeddings.h5`.
+def aggregate(
+    folder: RunFolder,
+    plan: RunPlan,
+    store: FrameStore,
+    out: Path | None = None,
+    all_committed: threading.Event | None = None,
+) -> ShardCounters:
+    """Verifies all shards and merges them into `out`, by default the run's `embeddings.h5`.
 
-    One is read while another is written, so memory is bounded by the two largest.
+    Waits for those that are not there until `all_committed` is set. One is read while another is written, so memory is
+    bounded by the two largest.
 
     Raises:
-        DamagedFileError: a shard is missing or cannot be read.
+        DamagedFileError: a shard is missing or damaged.
         MismatchError: a shard or the store belongs to another run.
     """
     if (store.meta.content_sha256, store.num_frames) != (plan.input_digest, plan.num_rows):
@@ -53,7 +64,11 @@ def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | N
     counters: list[ShardCounters] = []
 
     def read(shard: Shard) -> tuple[Shard, ShardResult]:
-        return shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard), is_verified=True)
+        while (
+            all_committed and missing_shards(folder, (shard.index,)) and not all_committed.wait(_POLL_SECONDS)
+        ):
+            pass
+        return shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))
 
     with atomic_path(path) as temporary, new_hdf5(temporary) as file:
         datasets = {

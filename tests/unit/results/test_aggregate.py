@@ -1,6 +1,8 @@
 """All shards in one file, in input order."""
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +43,34 @@ def test_rows_are_those_of_the_shards_with_their_ids(finished_run: MadeRun, tmp_
         embeddings.verify()
     assert aggregate(folder, plan, store, tmp_path / "again.h5").frames == store.num_frames
     assert (tmp_path / "again.h5").read_bytes() == folder.embeddings.read_bytes()
+
+
+def test_shards_are_merged_as_they_are_committed(finished_run: MadeRun, tmp_path: Path) -> None:
+    plan, out, folder = finished_run.plan, tmp_path / "out.h5", RunFolder(tmp_path / "run")
+    folder.shards.mkdir(parents=True)
+    all_committed = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        merging = pool.submit(aggregate, folder, plan, finished_run.store, out, all_committed)
+        for shard in reversed(plan.shards):
+            assert not merging.done()
+            name = finished_run.folder.shard(shard.index).name
+            shutil.copy(finished_run.folder.shards / name, tmp_path / name)
+            (tmp_path / name).rename(folder.shard(shard.index))
+        assert merging.result(timeout=60).frames == plan.num_rows
+    assert out.read_bytes() == finished_run.folder.embeddings.read_bytes()
+
+
+def test_merging_ends_with_the_lanes(finished_run: MadeRun, tmp_path: Path) -> None:
+    plan, folder = finished_run.plan, RunFolder(tmp_path / "run")
+    shutil.copytree(finished_run.folder.shards, folder.shards)
+    folder.shard(plan.shards[-1].index).unlink()
+    all_committed = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        merging = pool.submit(aggregate, folder, plan, finished_run.store, None, all_committed)
+        all_committed.set()
+        with pytest.raises(DamagedFileError, match="is corrupt"):
+            merging.result(timeout=60)
+    assert [path.name for path in folder.root.iterdir()] == ["shards"]
 
 
 def test_an_embed_run_of_complete_sequences_with_any_ids(tmp_path: Path, made_models: MadeModels) -> None:
