@@ -235,7 +235,7 @@ def test_shards_that_are_damaged_or_swapped_are_computed_again(
 ) -> None:
     out = tmp_path / "run"
     # Nothing is merged before the damage.
-    monkeypatch.setattr(aggregate, "missing_shards", lambda folder, indices: tuple(indices))
+    monkeypatch.setattr(aggregate, "is_committed", lambda folder, index: False)
     config = models.config(chunk_length=500, devices=("cpu",))
     with Damaging(("cpu",)) as lanes:
         report = pipeline.predict([str(contigs)], str(out), config, lanes)

@@ -242,6 +242,11 @@ def missing_shards(folder: RunFolder, indices: Iterable[int]) -> tuple[int, ...]
     return tuple(index for index in indices if folder.shard(index).name not in names)
 
 
+def is_committed(folder: RunFolder, index: int) -> bool:
+    """Whether a shard has a file; lists the folder, which may be long, only if a lookup finds none."""
+    return folder.shard(index).exists() or not missing_shards(folder, (index,))
+
+
 def remove_shard_temporaries(folder: RunFolder, indices: Iterable[int]) -> None:
     """Removes leftovers of killed lanes for shards that nobody is computing."""
     remove_temporaries(folder.shards, {folder.shard(index).name for index in indices})

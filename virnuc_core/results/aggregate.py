@@ -19,7 +19,7 @@ from virnuc_core.inference.shard import (
     VECTOR_DATASETS,
     ShardCounters,
     ShardResult,
-    missing_shards,
+    is_committed,
     read_shard,
     shard_identity,
     sum_counters,
@@ -34,7 +34,7 @@ from virnuc_core.specs import CODE_WIDTH, FRAME_KINDS, Family
 _Rows = Callable[[Shard, ShardResult], Any]
 _Column = tuple[int, Any, _Rows]  # width, 0 for one dimension; dtype; and what a shard provides
 
-_POLL_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def aggregate(
 
     def read(shard: Shard) -> tuple[Shard, ShardResult]:
         while (
-            all_committed and missing_shards(folder, (shard.index,)) and not all_committed.wait(_POLL_SECONDS)
+            all_committed and not is_committed(folder, shard.index) and not all_committed.wait(_POLL_SECONDS)
         ):
             pass
         return shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))
