@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from tests.exact_products import activated, added, normed
 from virnuc_core.models import fused, kernels
 from virnuc_core.models.encoders import ESM2, DnabertS, Encoder
 from virnuc_core.specs import Family, ModelSpec
@@ -23,16 +23,14 @@ BOUNDS = np.array([0, 40, 41, 60, 128], np.int32)
 
 
 def multiply_normed(operand: Tensor, factor: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    product = (operand.float() @ weight.float().t()) * factor.t() + bias
+    product = normed(operand, factor, weight, bias)
     return product.to(torch.bfloat16 if operand.dtype == FP8 else operand.dtype)
 
 
 def multiply_normed_gelu(
     operand: Tensor, factor: Tensor, weight: Tensor, bias: Tensor, *, gated: bool, out_factor: float
 ) -> Tensor:
-    y = (operand.float() @ weight.float().t()) * factor.t() + bias
-    y = functional.gelu(y[:, ::2]) * y[:, 1::2] if gated else functional.gelu(y)
-    return (y * out_factor).to(operand.dtype)
+    return (activated(normed(operand, factor, weight, bias), gated=gated) * out_factor).to(operand.dtype)
 
 
 def add_product(
@@ -45,11 +43,7 @@ def add_product(
     post_norm: tuple[Tensor, Tensor, Tensor] | None,
     scale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    kept = residual.float()
-    if post_norm is not None:
-        gain, rstd, mean_rstd = post_norm
-        kept = (kept * rstd.t() - mean_rstd.t()) * gain
-    total = alpha * (x.float() @ weight.float().t()) + kept + bias
+    total = added(x, weight, alpha, residual, bias, post_norm).float()
     residual.copy_(total)
     halves = total.unflatten(1, (2, -1))
     quantized = None if scale is None else (total * scale.t()).to(FP8)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.exact_products import activated, added, normed
 from virnuc_core.models.kernels import has_quack
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,10 +41,6 @@ def operands(
     return x, weight, factor, random(1, outputs, seed=3)
 
 
-def normed(x: Tensor, weight: Tensor, factor: Tensor, bias: Tensor) -> Tensor:
-    return (x.double() @ weight.double().t()) * factor.double().t() + bias
-
-
 @each_dtype
 @each_shape
 def test_rows_times_their_factors(tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
@@ -51,7 +48,7 @@ def test_rows_times_their_factors(tokens: int, inputs: int, outputs: int, dtype:
     actual = products.multiply_normed(x, factor, weight, bias)
     expected_dtype = torch.bfloat16 if dtype == FP8 else dtype
     assert (actual.dtype, actual.shape) == (expected_dtype, (tokens, outputs))
-    assert relative_error(actual, normed(x, weight, factor, bias)) < ERROR[expected_dtype]
+    assert relative_error(actual, normed(x, factor, weight, bias)) < ERROR[expected_dtype]
 
 
 @each_dtype
@@ -60,8 +57,7 @@ def test_rows_times_their_factors(tokens: int, inputs: int, outputs: int, dtype:
 def test_gelu(tokens: int, inputs: int, outputs: int, dtype: torch.dtype, gated: bool) -> None:
     x, weight, factor, bias = operands(tokens, inputs, outputs, dtype)
     actual = products.multiply_normed_gelu(x, factor, weight, bias, gated=gated, out_factor=1.5)
-    exact = normed(x, weight, factor, bias)
-    wanted = functional.gelu(exact[:, ::2]) * exact[:, 1::2] if gated else functional.gelu(exact)
+    wanted = activated(normed(x, factor, weight, bias), gated=gated)
     assert (actual.dtype, actual.shape) == (dtype, wanted.shape)
     assert relative_error(actual, 1.5 * wanted) < ERROR[dtype]
 
@@ -84,16 +80,13 @@ def test_sums(tokens: int, inputs: int, outputs: int, dtype: torch.dtype, post_n
     x, weight, _, bias = operands(tokens, inputs, outputs, dtype)
     half = torch.bfloat16 if dtype == FP8 else dtype
     residual = random(tokens, outputs, seed=4, dtype=half)
-    kept = residual.double()
     norm = None
     if post_norm:
         norm = random(1, outputs, seed=5), random(1, tokens, seed=6).abs(), random(1, tokens, seed=7)
-        gain, rstd, mean_rstd = (each.double() for each in norm)
-        kept = (kept * rstd.t() - mean_rstd.t()) * gain
     in_fp8 = dtype == FP8
     alpha = inputs**-0.5 if in_fp8 else 1.0
     scale = random(1, tokens, seed=8).abs() + 0.5 if in_fp8 else None
-    wanted = alpha * (x.double() @ weight.double().t()) + kept + bias
+    wanted = added(x, weight, alpha, residual, bias, norm)
     sums, squares, quantized = products.add_product(
         x, weight, alpha, residual, bias, post_norm=norm, scale=scale
     )
