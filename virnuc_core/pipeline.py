@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
@@ -38,7 +39,6 @@ from virnuc_core.results.run_opening import (
     require_no_input,
     require_replaceable,
 )
-from virnuc_core.results.tables import TableCounts, write_tables
 from virnuc_core.retries import retrying, translate_os_errors
 from virnuc_core.run_folder import EMBED_SUFFIX, EVALUATED_RUN, RunFolder, run_folder_of
 from virnuc_core.sequences.frame_store import FrameStore
@@ -46,7 +46,8 @@ from virnuc_core.sequences.frame_store_build import store_sequences
 from virnuc_core.settings import RunConfig, TrainerSettings
 from virnuc_core.specs import Alphabet
 
-if TYPE_CHECKING:  # what only a training needs is imported by its steps
+if TYPE_CHECKING:  # what only the last steps or a training need is imported by these
+    from virnuc_core.results.tables import TableCounts
     from virnuc_core.training.evaluation import Evaluation
     from virnuc_core.training.heads import FittedHead, Labelled, RecordSplit
     from virnuc_core.training.labels import LabelledFiles
@@ -317,8 +318,10 @@ def aggregate(folder: RunFolder, out: Path, all_committed: threading.Event | Non
     return counters
 
 
-def classify(folder: RunFolder) -> TableCounts:
+def classify(folder: RunFolder) -> "TableCounts":
     """Classifies chunks and contigs from the scores, and writes the tables."""
+    from virnuc_core.results.tables import write_tables
+
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
     assert plan.head is not None
     return write_tables(
@@ -399,8 +402,14 @@ def _compute_and_merge(
 ) -> tuple[list[LaneReport], ShardCounters]:
     """Computes the shards; committed ones are verified and merged meanwhile, all of them again if one is damaged."""
     ended = threading.Event()
+
+    def merge() -> ShardCounters:
+        for name in ("tables", "report.page"):  # slow imports, for the steps that follow
+            import_module(f"virnuc_core.results.{name}")
+        return aggregate(folder, out, ended)
+
     with ThreadPoolExecutor(1, thread_name_prefix="merge") as pool:
-        merging = pool.submit(aggregate, folder, out, ended)
+        merging = pool.submit(merge)
         try:
             reports = steps.once("embed", lambda: lanes.compute(folder))
         finally:
@@ -425,7 +434,7 @@ def _report(
     out: str,
     lanes: Sequence[LaneReport],
     work: ShardCounters,
-    counts: TableCounts | None = None,
+    counts: "TableCounts | None" = None,
     warnings: tuple[str, ...] = (),
 ) -> RunReport:
     return RunReport(

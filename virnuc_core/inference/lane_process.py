@@ -240,11 +240,24 @@ def serve(fd: int, device: str) -> None:
                 os._exit(1)
 
     threading.Thread(target=receive, daemon=True).start()
+    with suppress(Exception):  # which the first request meets again
+        _import_slow(device)
     while True:
         folder_here, folder, shards, lane, level = requests.get()
         os.chdir(folder_here)
         logging.getLogger().setLevel(level)
         pipe.send(_answer(folder, shards, lane, device, pipe.send))
+
+
+def _import_slow(device: str) -> None:
+    """Imports what computing on a device needs, which takes seconds."""
+    import torch
+
+    import virnuc_core.inference.runner
+    from virnuc_core.models.kernels import has_quack
+
+    if has_quack(torch.device(device)):
+        import virnuc_core.models.kernels.products  # noqa: F401
 
 
 def _answer(

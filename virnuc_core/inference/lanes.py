@@ -1,7 +1,7 @@
 """The lanes of this machine: each computes some of a run's shards on one device.
 
-The only lane of a machine with one device is this process. Several lanes have a process each. Either way the models may stay
-loaded for the next run.
+The only lane of a machine with one device is this process. Several lanes have a process each, which imports what it needs while
+the inputs are indexed. Either way the models may stay loaded for the next run.
 """
 
 import ctypes
@@ -105,7 +105,9 @@ class LocalLanes:
         self._planning = threading.Lock()
         self._is_closed = False
         self._process = os.getpid()
-        if devices[0].startswith("cuda") and not self._in_processes:  # planning will use the GPU
+        if self._in_processes:
+            self._lanes |= {device: LaneProcess(device, len(devices)) for device in devices}
+        elif devices[0].startswith("cuda"):  # planning will use the GPU
             prepare_for_gpus()
 
     def __enter__(self) -> Self:
@@ -153,9 +155,7 @@ class LocalLanes:
         every = range(len(plan.shards))
         pending = retrying("the list of shards", partial(missing_shards, folder, every))
         remove_shard_temporaries(folder, every)
-        if not pending:
-            return []
-        devices = self._take(len(pending))
+        devices = self._take(len(pending)) if pending else []
         try:
             futures = self._side_by_side(folder, assign_shards(plan, pending, len(devices)), devices)
         finally:
@@ -171,13 +171,12 @@ class LocalLanes:
         shards: tuple[int, ...],
         lane: int,
         device: str,
-        num_lanes: int = 1,
         stopping: threading.Event | None = None,
     ) -> LaneReport | None:
         """Computes the missing ones of some shards on a device, again after errors that may not recur.
 
-        `num_lanes` lanes share the CPU threads. Once `stopping` is set, nothing is repeated, and the lane of this process
-        ends after its batch. Returns None if nothing was missing.
+        Once `stopping` is set, nothing is repeated, and the lane of this process ends after its batch. Returns None if nothing
+        was missing.
         """
         stopping = stopping or threading.Event()
         events: list[LaneEvent] = []
@@ -191,7 +190,7 @@ class LocalLanes:
             left = missing_shards(folder, shards)
             if not left:
                 return
-            made = self._lane(device, num_lanes, stopping)
+            made = self._lane(device, stopping)
             try:
                 made.run(folder, left, lane, emit)
             except BaseException as error:
@@ -225,7 +224,7 @@ class LocalLanes:
     ) -> list[Future[LaneReport | None]]:
         """Computes each lane's shards in a thread with the context of this one, but none of its settings of torch."""
         stopping = threading.Event()
-        with ThreadPoolExecutor(len(assigned), thread_name_prefix="lane") as threads:
+        with ThreadPoolExecutor(len(self.devices), thread_name_prefix="lane") as threads:
             try:
                 futures = [
                     threads.submit(
@@ -235,7 +234,6 @@ class LocalLanes:
                         shards,
                         lane,
                         device,
-                        len(assigned),
                         stopping,
                     )
                     for lane, (shards, device) in enumerate(zip(assigned, devices, strict=False))
@@ -250,7 +248,7 @@ class LocalLanes:
                 raise
         return futures
 
-    def _lane(self, device: str, num_lanes: int, stopping: threading.Event) -> "_LaneHere | LaneProcess":
+    def _lane(self, device: str, stopping: threading.Event) -> "_LaneHere | LaneProcess":
         """The lane of a device, made if there is none that can compute."""
         in_process = self._in_processes or _lost_device.is_set()
         with self._making:
@@ -261,7 +259,7 @@ class LocalLanes:
                 made.close()
                 made = None
             if made is None or (in_process and isinstance(made, _LaneHere)):
-                made = LaneProcess(device, num_lanes) if in_process else _LaneHere(device)
+                made = LaneProcess(device, len(self.devices)) if in_process else _LaneHere(device)
                 self._lanes[device] = made
             if isinstance(made, _LaneHere):
                 made.models.stopping = stopping
@@ -287,6 +285,8 @@ class LocalLanes:
             for device in devices:
                 _busy.pop(device, None)
             _changed.notify_all()
+            for device in () if self._keep else set(self.devices) - _busy.keys():
+                self._end(device)
 
     def _require_usable(self) -> None:
         if self._process != os.getpid():

@@ -1,5 +1,6 @@
 """Shard bounds: row ranges of about equal cost, found block by block in constant memory."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -18,6 +19,9 @@ RowWork = Callable[[int, int], tuple[Int64, Float64]]
 # A killed run loses up to a shard. On the CPU, models load fast, so shards may be short; on a GPU they should be long
 # relative to filling and draining the pipeline.
 SHARD_SECONDS: Final = {"cpu": 15.0, "cuda": 60.0}
+# A short run has several shards as well: for several GPUs, and so that one is merged while the next is computed.
+FEW_SHARDS: Final = 8
+LEAST_SECONDS: Final = {"cpu": 15.0, "cuda": 2.0}
 # Bounds the memory for a shard's vectors (0.4 GB in fp32 for 768 + 2560, the widest pair in use) and, with cheap models,
 # the wait for the first and the last shard. At least twenty batches on a GPU.
 MAX_SHARD_ROWS: Final = 32_768
@@ -34,9 +38,11 @@ def plan_shards(
     The bounds depend on the sequences, the models and the type of device, not on the number of devices. `shard_seconds` is
     the estimated work per shard; None uses the default for the type of device.
     """
-    seconds = shard_seconds or SHARD_SECONDS[device.partition(":")[0]]
+    device_type = device.partition(":")[0]
+    most = shard_seconds or SHARD_SECONDS[device_type]
+    least = shard_seconds or LEAST_SECONDS[device_type]
     row_work = partial(_row_work, store, models, device)
-    return cut_rows(row_work, store.frame_chunk, (MAX_SHARD_ROWS, MAX_SHARD_LETTERS, seconds))
+    return cut_rows(row_work, store.frame_chunk, (MAX_SHARD_ROWS, MAX_SHARD_LETTERS, most), least)
 
 
 def _row_work(
@@ -78,17 +84,23 @@ def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[F
 
 
 def cut_rows(
-    row_work: RowWork, groups: Int64, limits: tuple[int, int, float], block_rows: int = 1 << 20
+    row_work: RowWork,
+    groups: Int64,
+    limits: tuple[int, int, float],
+    least: float = math.inf,
+    *,
+    block_rows: int = 1 << 20,
 ) -> tuple[Shard, ...]:
     """Divides rows into contiguous shards of about equal cost that cover all rows; a group is never split.
 
     `row_work` gives letters and estimated seconds of each of the rows begin..end-1; `groups`, int64 (n,), ascending, is the
-    group of each row; `limits` are the maximum rows, letters and seconds of a shard, unless a single group exceeds them.
+    group of each row; `limits` are the maximum rows, letters and seconds of a shard, unless a single group exceeds them. There
+    are at least `FEW_SHARDS` unless they would then take less than `least` seconds each.
     """
     total = np.zeros(3)
     for ends in _group_ends(row_work, groups, block_rows):
         total = ends[:, -1] if ends.size else total
-    share = total[2] / max(1, np.ceil(total / limits).max())
+    share = total[2] / max(1, np.ceil(total / limits).max(), min(FEW_SHARDS, total[2] // least))
     bounds = [np.zeros(3)]
     end = bounds[0]
     for ends in _group_ends(row_work, groups, block_rows):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import file_digest, parse_object, write_text
@@ -15,12 +15,13 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.models.catalogue import CATALOGUE, NOT_CALIBRATED
 from virnuc_core.results.multiqc import write_multiqc
-from virnuc_core.results.report.page import write_report_page
-from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import FRAME_KINDS, chunk_steps
 from virnuc_core.versions import FLASH_ATTN, QUACK, installed_version
+
+if TYPE_CHECKING:  # slow imports
+    from virnuc_core.results.tables import TableCounts
 
 RunAs = Literal["process", "flow"]
 
@@ -45,7 +46,7 @@ class RunReport:
 
     plan: RunPlan
     out: str
-    counts: TableCounts | None
+    counts: "TableCounts | None"
     work: ShardCounters
     lanes: Sequence[LaneReport]
     seconds: Mapping[str, float]
@@ -201,6 +202,8 @@ def write_report(path: Path, report: RunReport) -> None:
     document = {**report.document, "finished": _iso(time.time())}
     folder = RunFolder(path.parent)
     if report.counts:
+        from virnuc_core.results.report.page import write_report_page
+
         write_multiqc(folder, document)
         write_report_page(folder, document, FrameStore.open(folder.frames).sequence)
     results = folder.results if report.counts else (Path(report.out),)

@@ -101,6 +101,22 @@ def test_a_lane_says_what_it_does(
     assert not lane.is_alive
 
 
+def test_a_process_imports_torch_before_it_is_asked_and_ends_with_the_run(finished_run: MadeRun) -> None:
+    before = _children()
+    lanes = LocalLanes(("cpu",), in_processes=True)
+    [started] = _children() - before
+    deadline = time.monotonic() + 60
+    while "libtorch_cpu" not in Path(f"/proc/{started}/maps").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert lanes.compute(finished_run.folder) == []
+    assert _children() == before
+
+
+def _children() -> set[str]:
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
 def test_a_lane_that_hangs_is_ended(run: MadeRun, set_env: Callable[..., None]) -> None:
     """As in a driver or a file system that does not answer; its process does not even take SIGTERM."""
     set_env(VIRNUC_LANE_TIMEOUT=1.5)
@@ -163,7 +179,7 @@ def test_what_is_on_a_gpu_that_failed_is_never_freed(
     monkeypatch.setattr(lanes, "_lost_device", threading.Event())
     monkeypatch.setattr(lanes, "run_shards", fail)
     with LocalLanes(("cpu",)) as here, contextlib.suppress(DeviceLostError):
-        here._lane("cpu", 1, threading.Event()).run(run.folder, (0,), 0, lanes.ignore)
+        here._lane("cpu", threading.Event()).run(run.folder, (0,), 0, lanes.ignore)
     gc.collect()
     assert on_device[0]() is not None
 

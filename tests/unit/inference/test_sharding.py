@@ -42,6 +42,12 @@ def test_ends_of_shards(
     assert [shard.end for shard in shards] == expected
 
 
+@pytest.mark.parametrize(("seconds", "count"), [(1.9, 1), (9.0, 4), (16.0, 8), (400.0, 8), (500.0, 9)])
+def test_a_short_run_has_eight_shards_that_are_not_too_short(seconds: float, count: int) -> None:
+    work, groups = row_work([0] * 1000, [seconds / 1000] * 1000), np.arange(1000)
+    assert len(cut_rows(work, groups, (1000, 1000, 60.0), 2.0)) == count
+
+
 def test_shards_are_even_also_where_groups_do_not_fit_exactly() -> None:
     work, groups = row_work([0] * 300, [1.0] * 300), np.arange(300) // 3
     sizes = [shard.end - shard.begin for shard in cut_rows(work, groups, (1000, 1000, 31.0))]
@@ -63,7 +69,9 @@ def test_all_rows_once_in_order(
     costs = [chunks[i][0] for i in groups]
     letters = [chunks[i][1] for i in groups]
     shards = cut_rows(row_work(letters, costs), np.array(groups, np.int64), limits)
-    assert shards == cut_rows(row_work(letters, costs), np.array(groups, np.int64), limits, block_rows)
+    assert shards == cut_rows(
+        row_work(letters, costs), np.array(groups, np.int64), limits, block_rows=block_rows
+    )
     assert [shard.index for shard in shards] == list(range(len(shards)))
     assert (shards[0].begin, shards[-1].end) == (0, len(groups))
     for left, right in pairwise(shards):
