@@ -84,9 +84,11 @@ def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> Lanes:
         from flows.pool import PoolLanes
 
         return PoolLanes(where, devices)
-    # The process of a flow answers Prefect meanwhile.
     progress = FlowProgress() if in_flow() else current_progress()
-    return LocalLanes(resolve_devices(devices), LaneRows(progress), in_processes=in_flow())
+    resolved = resolve_devices(devices)
+    # The process of a flow answers Prefect meanwhile; that of a GPU has begun its imports (`start_early`).
+    in_processes = in_flow() or resolved[0] != "cpu"
+    return LocalLanes(resolved, LaneRows(progress), in_processes=in_processes)
 
 
 @contextmanager

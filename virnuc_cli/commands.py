@@ -51,18 +51,15 @@ def cli() -> None:
     """Find viral sequences in assemblies and long reads with the language models ESM-2 and DNABERT-S."""
 
 
-def _body(name: str) -> Callable[..., Answer]:
-    """What computes a command in this process: the function that its flow calls, too."""
+def _body(name: str, devices: tuple[str, ...]) -> Callable[..., Answer]:
+    """What computes a command: the function that its flow calls, too; imports take seconds, here and for `devices`."""
     from tasks.artifacts import log_from_info
     from virnuc_core.env_config import value_of
+    from virnuc_core.inference.lane_process import start_early
     from virnuc_core.plain_text import hide_secrets_in_logs
     from virnuc_core.settings import LANE_DEFAULTS
     from virnuc_core.versions import log_version_warnings
 
-    if shutil.which("nvidia-smi"):
-        from virnuc_core.inference.lane_process import prepare_for_gpus
-
-        prepare_for_gpus()  # before the imports, which take seconds, so that Triton hashes itself meanwhile
     hide_secrets_in_logs()
     log_version_warnings()
     log_from_info()
@@ -70,6 +67,8 @@ def _body(name: str) -> Callable[..., Answer]:
     # milliseconds, its default, take several times as long.
     if value_of("OMP_WAIT_POLICY") is None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if shutil.which("nvidia-smi"):
+        start_early(devices)
     gc.disable()  # looking for garbage takes a fifth of the time of imports, which leave none
     body = resolve_name(f"flows.runs:{name}")
     gc.freeze()
@@ -92,7 +91,7 @@ def predict(inputs: tuple[str, ...], out: str, settings: "PredictSettings", forc
 
     require_models_and_head(settings)
     with readable(inputs):
-        return _body("predict")(inputs, out, settings, force)
+        return _body("predict", settings.devices)(inputs, out, settings, force)
 
 
 @command(
@@ -116,7 +115,7 @@ def embed(inputs: tuple[str, ...], out: str, model: str, settings: "EmbedSetting
     family, name = split_family(model)
     require_known_model(name, family)
     with readable(inputs):
-        return _body("embed")(inputs, out, model, settings, force)
+        return _body("embed", settings.devices)(inputs, out, model, settings, force)
 
 
 @command(
@@ -163,7 +162,7 @@ def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Ans
     require_writable(Path(out))
     require_models(settings.esm_model, settings.dnabert_model)
     require_inputs([*_paths(files), *filter(None, [settings.groups])])
-    compute = _body("train")
+    compute = _body("train", settings.devices)
     from virnuc_core.training.labels import LabelledFiles
 
     return compute(LabelledFiles(**files), out, settings, force)
@@ -176,7 +175,7 @@ def evaluate(out: str, settings: "PredictSettings", force: bool, **files: Any) -
 
     require_models_and_head(settings)
     require_inputs(_paths(files))
-    compute = _body("evaluate")
+    compute = _body("evaluate", settings.devices)
     from virnuc_core.training.labels import LabelledFiles
 
     return compute(LabelledFiles(**files), out, settings, force)

@@ -30,6 +30,7 @@ from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
+from virnuc_core.results.aggregate import wait_for_shard
 from virnuc_core.results.run_json import RunAs, RunReport, write_report
 from virnuc_core.results.run_opening import (
     is_embeddings_file,
@@ -404,6 +405,7 @@ def _compute_and_merge(
     ended = threading.Event()
 
     def merge() -> ShardCounters:
+        wait_for_shard(folder, 0, ended)  # the imports of lanes come first
         for name in ("tables", "report.page"):  # slow imports, for the steps that follow
             import_module(f"virnuc_core.results.{name}")
         return aggregate(folder, out, ended)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, Self
 from virnuc_core.env_config import available_threads, child_environment, env, physical_gpu
 from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ShardDone
+from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.with_parent import end_with_parent
@@ -139,6 +140,27 @@ class LaneProcess:
                 left -= isinstance(message, ShardDone)
                 deadline = time.monotonic() + timeout
                 yield message
+
+
+# Processes that no `LocalLanes` has taken yet.
+_started_early: Final[dict[str, LaneProcess]] = {}
+
+
+def start_early(choice: tuple[str, ...]) -> None:
+    """Starts the processes of GPUs before this process imports torch, for its next `LocalLanes`; `choice` is that of RunConfig."""
+    visible = env().cuda_visible_devices
+    count = len(query_gpus(("index",)) if visible is None else visible)
+    indices = [index for index in range(count) if choice == ("auto",) or str(index) in choice]
+    for device in (f"cuda:{index}" for index in indices):
+        _started_early[device] = LaneProcess(device, len(indices))
+
+
+def take_started(devices: Iterable[str]) -> dict[str, LaneProcess]:
+    """The processes of `start_early` for these devices; ends the others."""
+    taken = {device: _started_early.pop(device) for device in devices if device in _started_early}
+    while _started_early:
+        _started_early.popitem()[1].close()
+    return taken
 
 
 def _start(connection: Connection, device: str, environment: dict[str, str]) -> "subprocess.Popen[bytes]":

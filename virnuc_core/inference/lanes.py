@@ -34,6 +34,7 @@ from virnuc_core.inference.lane_process import (
     lane_error,
     lane_started,
     prepare_for_gpus,
+    take_started,
 )
 from virnuc_core.inference.nvidia_smi import sampling_gpu
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
@@ -105,8 +106,11 @@ class LocalLanes:
         self._planning = threading.Lock()
         self._is_closed = False
         self._process = os.getpid()
+        started = take_started(devices if self._in_processes else ())
         if self._in_processes:
-            self._lanes |= {device: LaneProcess(device, len(devices)) for device in devices}
+            self._lanes |= {
+                device: started.get(device) or LaneProcess(device, len(devices)) for device in devices
+            }
         elif devices[0].startswith("cuda"):  # planning will use the GPU
             prepare_for_gpus()
 

@@ -64,10 +64,8 @@ def aggregate(
     counters: list[ShardCounters] = []
 
     def read(shard: Shard) -> tuple[Shard, ShardResult]:
-        while (
-            all_committed and not is_committed(folder, shard.index) and not all_committed.wait(_POLL_SECONDS)
-        ):
-            pass
+        if all_committed is not None:
+            wait_for_shard(folder, shard.index, all_committed)
         return shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))
 
     with atomic_path(path) as temporary, new_hdf5(temporary) as file:
@@ -88,6 +86,12 @@ def aggregate(
         write_attributes(file, {**_attributes(plan), **checksums})
     _log.info("wrote %s: %d rows from %d shards", path, plan.num_rows, len(plan.shards))
     return sum_counters(counters)
+
+
+def wait_for_shard(folder: RunFolder, index: int, all_committed: threading.Event) -> None:
+    """Returns when a shard is committed, or none will be any more."""
+    while not is_committed(folder, index) and not all_committed.wait(_POLL_SECONDS):
+        pass
 
 
 def _attributes(plan: RunPlan) -> dict[str, str | int]:

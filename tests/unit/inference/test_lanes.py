@@ -113,6 +113,22 @@ def test_a_process_imports_torch_before_it_is_asked_and_ends_with_the_run(finish
     assert _children() == before
 
 
+def test_processes_of_gpus_that_were_started_early_are_taken_or_ended(
+    set_env: Callable[..., None],
+) -> None:
+    before = _children()
+    set_env(CUDA_VISIBLE_DEVICES="4,7,5")
+    lane_process.start_early(("1", "2", "9"))
+    started = _children() - before
+    assert len(started) == 2
+    with LocalLanes(("cuda:1",), in_processes=True):
+        assert len(_children() & started) == 1
+    lane_process.start_early(("auto",))
+    assert len(_children() - before) == 3
+    LocalLanes(("cpu",)).close()
+    assert _children() == before
+
+
 def _children() -> set[str]:
     return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
 
