@@ -18,13 +18,13 @@ from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels, load_planned_head, run_shards
 from virnuc_core.inference.sharding import SHARD_SECONDS
-from virnuc_core.models.catalogue import chunk_rule_of, frames_of
+from virnuc_core.models.catalogue import chunks_of
 from virnuc_core.models.checkpoint import (
+    CONFIG_NAMES,
     DNABERT,
     TOKEN_TYPE,
     TRANSFORMERS_ESM,
     Checkpoint,
-    config_sizes,
     load_model,
     parameter_shapes,
 )
@@ -131,8 +131,7 @@ def plan_run(
     folder = RunFolder(root)
     root.mkdir(exist_ok=True)
     alphabet = "protein" if config.dnabert_model is None else "dna"
-    frames = frames_of(config) if kind == "predict" else "open"
-    rule = chunk_rule_of(config) if kind == "predict" else config.chunk_length
+    rule, frames = chunks_of(config) if kind == "predict" else (config.chunk_length, "open")
     assert rule != "auto"
     store = build_frame_store([fasta], folder.frames, rule, alphabet, frames=frames)
     with pytest.MonkeyPatch.context() as patch:
@@ -158,7 +157,7 @@ def make_spec(family: Family, **changes: object) -> ModelSpec:
 
 def published_config(spec: ModelSpec) -> dict[str, object]:
     """The content of config.json."""
-    config = config_sizes(spec)
+    config = {theirs: getattr(spec, ours) for ours, theirs in CONFIG_NAMES.items()}
     if spec.family == "dnabert_s":
         return config | {"model_type": "bert"}
     return config | {"model_type": "esm", "position_embedding_type": "rotary", "token_dropout": True}

@@ -36,25 +36,23 @@ def list_models() -> Answer:
 def _facts(entry: "CatalogueEntry") -> dict[str, Any]:
     """One model; `disk_bytes` is the size of its files, or of fp32 parameters where it is not on this machine."""
     from virnuc_core.inference.device import needed_bytes, saturating_token_budget  # imports torch
-    from virnuc_core.models.catalogue import HubCommit
     from virnuc_core.models.checkpoint import parameter_shapes
     from virnuc_core.models.hub import find_cached
     from virnuc_core.specs import ResolvedPrecision
 
-    spec, source = entry.spec, entry.source
-    hub = source if isinstance(source, HubCommit) else None
-    location = source if isinstance(source, Path) else find_cached(source.repo, source.revision)
+    spec = entry.spec
+    location = entry.bundled or find_cached(entry.repo, entry.revision)
     parameters = sum(math.prod(shape) for shape in parameter_shapes(spec).values())
     gpu_budget, cpu_budget = (saturating_token_budget(spec, kind) for kind in ("cuda", "cpu"))
     if location is None:
         disk_bytes, here = 4 * parameters, "no"
     else:
         disk_bytes = sum(path.stat().st_size for path in location.iterdir() if path.is_file())
-        here = "hub cache" if hub else "bundled"
+        here = "bundled" if entry.bundled else "hub cache"
     return {
         "name": entry.name,
         "qualified_name": entry.qualified_name,
-        "family": entry.family,
+        "family": spec.family,
         "layers": spec.num_layers,
         "width": spec.embedding_dim,
         "heads": spec.num_heads,
@@ -65,8 +63,8 @@ def _facts(entry: "CatalogueEntry") -> dict[str, Any]:
         "gpu_bytes": {name: needed_bytes(spec, name, gpu_budget) for name in get_args(ResolvedPrecision)},
         "cpu_token_budget": cpu_budget,
         "cpu_fp32_bytes": needed_bytes(spec, "fp32", cpu_budget),
-        "repository": hub and hub.repo,
-        "revision": hub and hub.revision,
+        "repository": entry.repo or None,
+        "revision": entry.revision or None,
         "licence": entry.licence or None,
         "here": here,
         "location": location and str(location),
@@ -95,14 +93,14 @@ def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer
                 "name": model.name,
                 "family": model.family,
                 "location": str(model.location),
-                "revision": model.revision,
+                "revision": revision,
                 "fingerprint": model.fingerprint,
                 "copy": copy and str(copy),
             }
-            for model, copy in done
+            for model, revision, copy in done
         ]
     }
-    return Answer(document, "\n".join(_pulled_text(model, copy) for model, copy in done))
+    return Answer(document, "\n".join(_pulled_text(*each) for each in done))
 
 
 def _catalogue_text(models: list[dict[str, Any]], heads: list[dict[str, Any]]) -> str:
@@ -139,13 +137,13 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.3f}" if size < 1e8 else f"{size / 1e9:,.1f}"
 
 
-def _pulled_text(model: "Checkpoint", copy: Path | None) -> str:
+def _pulled_text(model: "Checkpoint", revision: str | None, copy: Path | None) -> str:
     lines = [f"{model.name}: fingerprint {model.fingerprint}", f"  in {model.location}"]
     if copy is not None:
         flag = "--esm-model" if model.family == "esm2" else "--dnabert-model"
         lines.append(
             f"  copied to {copy}: move this folder to the other machine and give its path there as {flag}"
         )
-    elif model.revision is not None:
+    elif revision is not None:
         lines.append("  for a machine without network access: repeat with --to DIR and move DIR there")
     return "\n".join(lines)

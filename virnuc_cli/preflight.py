@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import is_stream
-from virnuc_core.models.catalogue import require_head, require_known_model
+from virnuc_core.models.catalogue import chunks_of, require_known_model
 from virnuc_core.remote import is_url
 from virnuc_core.sequences.reader import STDIN, rereadable_stdin
 from virnuc_core.settings import PredictSettings, predict_config
@@ -19,7 +19,7 @@ def require_models_and_head(settings: PredictSettings) -> None:
     """Raises VirnucError if there is no such model, no such head, or no head for these models."""
     config = predict_config(settings)
     require_models(config.esm_model, config.dnabert_model)
-    require_head(config)
+    chunks_of(config)  # asks the head
 
 
 def require_models(esm_model: str | None, dnabert_model: str | None) -> None:

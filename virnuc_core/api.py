@@ -19,7 +19,7 @@ from virnuc_core import pipeline
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.lanes import LocalLanes
-from virnuc_core.models.catalogue import require_head, require_known_model
+from virnuc_core.models.catalogue import chunks_of, require_known_model
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.remote import output_path
 from virnuc_core.results.embeddings import Embeddings
@@ -164,7 +164,7 @@ class Predictor(_Resident):
     def __init__(self, **options: Any) -> None:
         settings = read_settings(ScoringSettings, options)
         config = predict_config(PredictSettings(**settings.given))
-        require_head(config)  # before the inputs are read, which is slow
+        chunks_of(config)  # before the inputs are read, which is slow
         super().__init__(config)
 
     def predict(

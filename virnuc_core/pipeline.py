@@ -26,7 +26,7 @@ from virnuc_core.inference.shard import (
     pending_shards,
     remove_shard_temporaries,
 )
-from virnuc_core.models.catalogue import chunk_rule_of, frames_of
+from virnuc_core.models.catalogue import chunks_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
@@ -45,7 +45,7 @@ from virnuc_core.run_folder import EMBED_SUFFIX, EVALUATED_RUN, RunFolder, run_f
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import store_sequences
 from virnuc_core.settings import RunConfig, TrainerSettings
-from virnuc_core.specs import Alphabet
+from virnuc_core.specs import Alphabet, chunks_in_words
 
 if TYPE_CHECKING:  # what only the last steps or a training need is imported by these
     from virnuc_core.results.tables import TableCounts
@@ -293,8 +293,10 @@ def label(
 
 def index(folder: RunFolder, inputs: Sequence[str], config: RunConfig) -> None:
     """Builds the frame store, or reuses that of the same files and settings."""
-    alphabet = _alphabet_of(config)
-    index_inputs(folder, list(inputs), chunk_rule_of(config), alphabet, frames_of(config), config.min_length)
+    chunk_rule, frames = chunks_of(config)
+    if config.chunk_length == "auto":
+        _log.info("chunk length: %s (from the head)", chunks_in_words(chunk_rule))
+    index_inputs(folder, list(inputs), chunk_rule, _alphabet_of(config), frames, config.min_length)
 
 
 def divide(folder: RunFolder, labelled: "Labelled", settings: TrainerSettings) -> "RecordSplit":

@@ -14,12 +14,11 @@ from safetensors.torch import load_file
 from tests.end_to_end.conftest import CommandLine
 from tests.made_hub import running_hub
 from tests.made_models import write_model
-from virnuc_core.models.catalogue import HubCommit, find_entries
+from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.hub import open_checkpoint
 
 [SMALLEST] = find_entries("8M", "esm2")
-assert isinstance(SMALLEST.source, HubCommit)
-REPO, COMMIT = SMALLEST.source.repo, SMALLEST.source.revision
+REPO, COMMIT = SMALLEST.repo, SMALLEST.revision
 
 
 def models(home: Path, endpoint: str, *commands: tuple[object, ...]) -> list[tuple[int, dict[str, Any]]]:

@@ -24,7 +24,7 @@ from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels, run_shards
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import CATALOGUE, frames_of
+from virnuc_core.models.catalogue import CATALOGUE, chunks_of
 from virnuc_core.models.kernels import MIN_CAPABILITY
 from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
@@ -150,7 +150,7 @@ def _choices(device: str) -> str:
     """What "auto" resolves to on a device, for a large model of each family."""
     precision = resolve_precision("auto", device)
     chosen = dict.fromkeys(
-        resolve_attention("auto", device, entry.family, precision, entry.spec.head_dim)
+        resolve_attention("auto", device, entry.spec.family, precision, entry.spec.head_dim)
         for entry in CATALOGUE
         if entry.name in ("650M", "DNABERT-S")
     )
@@ -196,7 +196,7 @@ def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
     run.root.mkdir()
     config = RunConfig(devices=(device.removeprefix("cuda:"),), engine=engine)
     contigs = Path(__file__).with_name("dnabert_s.fa")
-    store = build_frame_store([contigs], run.frames, 500, frames=frames_of(config))
+    store = build_frame_store([contigs], run.frames, 500, frames=chunks_of(config)[1])
     plan = open_plan(config, store, "predict", (device,), run)
     shards = range(len(plan.shards))
     if engine == "reference":

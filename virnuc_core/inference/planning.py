@@ -305,13 +305,13 @@ def plan_head(
 ) -> PlannedHead:
     """A head by name or path, which takes the vectors of these models."""
     path = resolve_head(name, chunk_length, frames)
-    widths = [model.spec.embedding_dim for model in models]
-    if not (head := load_head(path)).takes_widths(*widths):
+    head, widths = load_head(path), tuple(model.spec.embedding_dim for model in models)
+    if head.widths not in (widths, (sum(widths),)):
         given = " and ".join(
             f"{model.name} gives {width}" for model, width in zip(models, widths, strict=True)
         )
         raise MismatchError(
-            f"head {name} takes {head.inputs_in_words}, but {given}. Use the --head trained on these models."
+            f"head {name} takes {head.takes}, but {given}. Use the --head trained on these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
     return PlannedHead(

@@ -1,9 +1,8 @@
 """Models and heads with a short name: published ones, pinned to a commit, and bundled ones."""
 
-import logging
 import os
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -29,42 +28,37 @@ NOT_CALIBRATED: Final = "is not calibrated: its scores rank sequences but are no
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 _BUNDLED: Final = Path(__file__).parent / "bundled"
 
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class HubCommit:
-    """One state of a repository on the model hub: OWNER/NAME and its 40-digit commit."""
-
-    repo: str
-    revision: str
-
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One model known by name, unique within its family; `licence` (SPDX) is empty if its repository states none."""
+    """One model known by name, unique within its family: at a commit of a repository on the model hub, or bundled.
+
+    Attributes:
+        repo: OWNER/NAME; like its `revision` empty for bundled models.
+        licence: SPDX; empty if the repository states none.
+    """
 
     name: str
     spec: ModelSpec
-    source: HubCommit | Path
+    repo: str
+    revision: str
     licence: str
-
-    @property
-    def family(self) -> Family:
-        """The architecture's family."""
-        return self.spec.family
 
     @property
     def qualified_name(self) -> str:
         """The name with its family's prefix, as `embed` takes it."""
-        return f"{'esm2' if self.family == 'esm2' else 'dnabert'}:{self.name}"
+        return f"{'esm2' if self.spec.family == 'esm2' else 'dnabert'}:{self.name}"
+
+    @property
+    def bundled(self) -> Path | None:
+        """The folder of a bundled model."""
+        return None if self.repo else _BUNDLED / self.qualified_name.replace(":", "_")
 
     def is_called(self, name: str) -> bool:
         """Whether `name` is the short name, the repository, or the repository without its owner."""
-        names = {self.name}
-        if isinstance(self.source, HubCommit):
-            names |= {self.source.repo, self.source.repo.rpartition("/")[2]}
-        return name.casefold() in {known.casefold() for known in names}
+        repo = self.repo or self.name
+        names = (self.name, repo, repo.rpartition("/")[2])
+        return name.casefold() in map(str.casefold, names)
 
 
 def _esm2(name: str, num_layers: int, width: int, num_heads: int, revision: str = "") -> CatalogueEntry:
@@ -79,8 +73,8 @@ def _esm2(name: str, num_layers: int, width: int, num_heads: int, revision: str 
         layer_norm_eps=1e-5,
         token_dropout=True,
     )
-    published = HubCommit(f"facebook/esm2_t{num_layers}_{name}_UR50D", revision)
-    return CatalogueEntry(name, spec, published if revision else _BUNDLED / "esm2_tiny", "MIT")
+    repo = f"facebook/esm2_t{num_layers}_{name}_UR50D" if revision else ""
+    return CatalogueEntry(name, spec, repo, revision, "MIT")
 
 
 # Source: the config.json of both repositories.
@@ -94,8 +88,8 @@ _DNABERT: Final = ModelSpec(
     layer_norm_eps=1e-12,
 )
 _DNABERT_TINY: Final = replace(_DNABERT, num_layers=2, embedding_dim=256, num_heads=4, ffn_dim=512)
-_DNABERT_S: Final = HubCommit("zhihan1996/DNABERT-S", "00e47f96cdea35e4b6f5df89e5419cbe47d490c6")
-_DNABERT_2: Final = HubCommit("zhihan1996/DNABERT-2-117M", "7bce263b15377fc15361f52cfab88f8b586abda0")
+_DNABERT_S_COMMIT: Final = "00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
+_DNABERT_2_COMMIT: Final = "7bce263b15377fc15361f52cfab88f8b586abda0"
 CATALOGUE: Final = (
     _esm2("tiny", 5, 256, 4),
     _esm2("8M", 6, 320, 20, "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"),
@@ -104,12 +98,11 @@ CATALOGUE: Final = (
     _esm2("650M", 33, 1280, 20, "08e4846e537177426273712802403f7ba8261b6c"),
     _esm2("3B", 36, 2560, 40, "476b639933c8baad5ad09a60ac1a87f987b656fc"),
     _esm2("15B", 48, 5120, 40, "5fbca39631164edc1d402a5aa369f982f72ee282"),
-    CatalogueEntry("tiny", _DNABERT_TINY, _BUNDLED / "dnabert_tiny", "MIT"),
-    CatalogueEntry("DNABERT-S", _DNABERT, _DNABERT_S, ""),
-    CatalogueEntry("DNABERT-2", _DNABERT, _DNABERT_2, "Apache-2.0"),
+    CatalogueEntry("tiny", _DNABERT_TINY, "", "", "MIT"),
+    CatalogueEntry("DNABERT-S", _DNABERT, "zhihan1996/DNABERT-S", _DNABERT_S_COMMIT, ""),
+    CatalogueEntry("DNABERT-2", _DNABERT, "zhihan1996/DNABERT-2-117M", _DNABERT_2_COMMIT, "Apache-2.0"),
 )
 BUNDLED_TOKENIZER: Final = _BUNDLED / "dnabert_tiny" / "tokenizer.json"
-
 BUNDLED_HEADS: Final = {"tiny": _BUNDLED / "heads" / "tiny.safetensors"}
 
 
@@ -119,7 +112,6 @@ class HeadPurpose:
 
     Attributes:
         chunk_length: in bp; None if it is not stated.
-        frames: what it scores of a chunk.
         calibrated: whether its scores are meant to be probabilities.
     """
 
@@ -130,12 +122,13 @@ class HeadPurpose:
 
 def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
     """The entries called `name`, ignoring case; at most one per family. None searches all families."""
-    return [entry for entry in CATALOGUE if family in (None, entry.family) and entry.is_called(name)]
+    return [entry for entry in CATALOGUE if family in (None, entry.spec.family) and entry.is_called(name)]
 
 
-def known_names(family: Family | None) -> list[str]:
-    """Short names without duplicates, for messages."""
-    return list(dict.fromkeys(entry.name for entry in CATALOGUE if family in (None, entry.family)))
+def known_names(family: Family | None) -> str:
+    """Short names, for messages."""
+    names = [entry.name for entry in CATALOGUE if family in (None, entry.spec.family)]
+    return ", ".join(dict.fromkeys(names))
 
 
 def split_family(model: str) -> tuple[Family | None, str]:
@@ -145,18 +138,14 @@ def split_family(model: str) -> tuple[Family | None, str]:
 
 
 def require_known_model(name: str, family: Family | None) -> None:
-    """Refuses what is neither a catalogue name, a path nor `owner/name`, without fetching or reading anything.
-
-    Raises:
-        CheckpointError: it is none of them.
-    """
+    """Raises CheckpointError for what is neither a catalogue name, a path nor `owner/name`; fetches and reads nothing."""
     # os.path answers even for names that no file can have.
     is_path = os.path.exists(os.path.expanduser(name))
     is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII)
     if not (find_entries(name.removeprefix(RANDOM), family) or is_path or is_hub_name):
         raise CheckpointError(
             f"unknown model {name}: not a file or folder, not OWNER/NAME on the model hub, "
-            f"and not one of {', '.join(known_names(family))}."
+            f"and not one of {known_names(family)}."
         )
 
 
@@ -170,55 +159,41 @@ def head_of(config: RunConfig) -> str:
         raise UsageError("viral calls need both an ESM-2 and a DNABERT-S model: name both.")
     if config.head is not None:
         return config.head
-    esm2, dnabert = find_entries(config.esm_model, "esm2"), find_entries(config.dnabert_model, "dnabert_s")
-    if any(entry.name != "tiny" for entry in (*esm2, *dnabert)) or not (esm2 and dnabert):
-        names = " and ".join(Path(name).name for name in (config.dnabert_model, config.esm_model))
+    names = (config.dnabert_model, config.esm_model)
+    if any(name.casefold() != "tiny" for name in names):
+        listed = " and ".join(Path(name).name for name in names)
         raise UsageError(
-            f"no classifier head is bundled for {names}: give --head, such as VirNucPro's 500_model.pth for DNABERT-S "
+            f"no classifier head is bundled for {listed}: give --head, such as VirNucPro's 500_model.pth for DNABERT-S "
             "and 3B, or use both tiny models."
         )
     return "tiny"
 
 
-def _purpose_of(config: RunConfig) -> HeadPurpose:
-    return read_purpose(resolve_head(head_of(config)))
+def chunks_of(config: RunConfig) -> tuple[ChunkRule | None, FrameRule]:
+    """How a run cuts records, None for whole sequences, and what it embeds of the chunks.
 
-
-def frames_of(config: RunConfig) -> FrameRule:
-    """What a run embeds of its chunks; raises as `require_head`."""
-    frames = config.frames or _purpose_of(config).frames
-    needs_calibration = config.fdr is not None or config.prior is not None
-    if needs_calibration and not (FRAME_KINDS[frames].is_calibrated and _purpose_of(config).calibrated):
-        raise UsageError(
-            f"--fdr and --prior need a calibrated head that scores contigs, and {Path(head_of(config)).name} is not one (see "
-            "`virnuc inspect`). Omit them, or use a calibrated head of `virnuc train --frames longest`."
-        )
-    return frames
-
-
-def chunk_rule_of(config: RunConfig) -> ChunkRule | None:
-    """How a run cuts records; None embeds whole sequences. Raises as `require_head`.
-
-    The head resolves "auto": to the length that it states, else to that of its frames in `FRAME_KINDS`.
-    """
-    if config.chunk_length != "auto":
-        return config.chunk_length
-    purpose = _purpose_of(config)
-    rule = purpose.chunk_length or FRAME_KINDS[config.frames or purpose.frames].chunk_rule
-    _log.info("chunk length: %s (from the head)", chunks_in_words(rule))
-    return rule
-
-
-def require_head(config: RunConfig) -> None:
-    """Fails early if the head of a run that makes calls is missing or is for chunks of another length.
+    The head of a run that makes calls resolves "auto": to the length that it states, else to that of its frames.
 
     Raises:
         CheckpointError: there is no such head.
         MismatchError: it was trained for chunks of another length.
         UsageError: none is given, and none is bundled for these models; or its scores are not calibrated, which `--fdr` and `--prior` need.
     """
-    resolve_head(head_of(config), None if config.chunk_length == "auto" else config.chunk_length)
-    frames_of(config)
+    chunk_length = config.chunk_length
+    if config.frames is not None and chunk_length != "auto":
+        return chunk_length, config.frames
+    head = head_of(config)
+    purpose = read_purpose(resolve_head(head, None if chunk_length == "auto" else chunk_length))
+    frames = config.frames or purpose.frames
+    needs_calibration = config.fdr is not None or config.prior is not None
+    if needs_calibration and not (FRAME_KINDS[frames].is_calibrated and purpose.calibrated):
+        raise UsageError(
+            f"--fdr and --prior need a calibrated head that scores contigs, and {Path(head).name} is not one (see "
+            "`virnuc inspect`). Omit them, or use a calibrated head of `virnuc train --frames longest`."
+        )
+    if chunk_length == "auto":
+        return purpose.chunk_length or FRAME_KINDS[frames].chunk_rule, frames
+    return chunk_length, frames
 
 
 def resolve_head(
@@ -226,11 +201,9 @@ def resolve_head(
 ) -> Path:
     """The file of a head: a name in `BUNDLED_HEADS`, or a path.
 
-    `chunk_length` and `frames` are those of the chunks to score; None skips the check.
-
     Raises:
         CheckpointError: there is no such head.
-        MismatchError: it was trained for chunks of another length, or for other frames of them.
+        MismatchError: it was not trained for chunks of this length or for these frames of them; None skips the check.
     """
     path = BUNDLED_HEADS.get(name_or_path, Path(os.path.expanduser(name_or_path))).absolute()
     if not os.path.isfile(path):
@@ -273,15 +246,10 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def read_purpose(path: Path) -> HeadPurpose:
-    """What a head was trained for, read without torch.
-
-    Raises:
-        CheckpointError: its file does not state it properly.
-    """
+    """What a head was trained for, read without torch; raises CheckpointError if its file does not state it properly."""
     try:
-        facts = read_facts(path)
-        names = [field.name for field in fields(HeadPurpose)]
-        return from_json(HeadPurpose, {name: facts[name] for name in names if name in facts})
+        facts = read_facts(path).items()
+        return from_json(HeadPurpose, {name: value for name, value in facts if name in HeadPurpose.__slots__})
     except ValueError as error:
         raise CheckpointError(
             f"{path} has invalid training metadata: {error}. Retrain it with virnuc train."

@@ -30,7 +30,7 @@ from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ProductBackend,
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
 
 # Our name of each value of the architecture -> its name in config.json.
-_CONFIG_NAMES: Final = {
+CONFIG_NAMES: Final = {
     "vocab_size": "vocab_size",
     "embedding_dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -38,14 +38,7 @@ _CONFIG_NAMES: Final = {
     "ffn_dim": "intermediate_size",
     "layer_norm_eps": "layer_norm_eps",
 }
-
-
 _log = logging.getLogger(__name__)
-
-
-def config_sizes(spec: ModelSpec) -> dict[str, Any]:
-    """The sizes of an architecture as config.json names them."""
-    return {theirs: getattr(spec, ours) for ours, theirs in _CONFIG_NAMES.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +49,7 @@ class KeyLayout:
         prefix: regular expression of what may precede every name, for instance `esm.`.
         layer: start of the names in a layer, with `{n}`.
         modules: our module -> the published one, outside of layers.
-        layer_modules: our module -> published ones inside a layer; several are concatenated by rows.
+        layer_modules: our module -> published ones inside a layer; several are those of queries, keys and values.
         dropped: regular expression of names that are known and not needed.
     """
 
@@ -77,11 +70,6 @@ class KeyLayout:
         first = self.layer.format(n=0)
         wanted = {f"{first}{source}.weight" for source in self.layer_modules["qkv"]}
         return wanted <= set(map(self.normalise, keys))
-
-    def num_layers(self, keys: Iterable[str]) -> int:
-        """Number of layers that normalised names mention."""
-        pattern = re.compile(re.escape(self.layer).replace(r"\{n\}", "([0-9]{1,9})"))
-        return 1 + max((int(m[1]) for key in keys if (m := pattern.match(key))), default=-1)
 
     def sources(self, parameter: str) -> tuple[str, ...]:
         """The normalised published tensors that make up one of our parameters, in row order."""
@@ -159,7 +147,6 @@ class Checkpoint:
         name: as the user gave it.
         location: path or `random:NAME`, with which `hub.open_checkpoint` finds it again on this machine.
         files: weight files, in reading order; none with random weights.
-        revision: commit of the hub repository it was fetched from.
         random_spec: the architecture, with random weights only.
         layout: naming scheme of the tensors, which go by normalised names; None with random weights.
     """
@@ -169,15 +156,12 @@ class Checkpoint:
     location: Path
     files: tuple[Path, ...] = ()
     tokenizer_file: Path | None = None
-    revision: str | None = None
     random_spec: ModelSpec | None = None
     layout: KeyLayout | None = field(default=None, repr=False)
     tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def open(
-        cls, path: Path, family: Family | None = None, *, name: str | None = None, revision: str | None = None
-    ) -> Self:
+    def open(cls, path: Path, family: Family | None = None, *, name: str | None = None) -> Self:
         """Opens a weight file, or the weights in a folder; `family` is the required architecture, None accepts both.
 
         Raises:
@@ -211,7 +195,6 @@ class Checkpoint:
             location=path,
             files=files,
             tokenizer_file=tokenizer if layout.family == "dnabert_s" and tokenizer.is_file() else None,
-            revision=revision,
             layout=layout,
             tensors={layout.normalise(key): value for key, value in tensors.items()},
         )
@@ -277,41 +260,32 @@ class Checkpoint:
         self._refuse("has misshapen", misshapen)
         return {name: tuple(tensors[source] for source in parts) for name, parts in sources.items()}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """All weights under our parameter names, on the CPU, in the dtype of the file; see `assemble`."""
-        return {name: self.assemble(name, parts) for name, parts in self.published_parts().items()}
-
     def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """One of our parameters from its `published_parts`, in their dtype and on their device.
-
-        ESM-2's queries, keys and values are in the order of `pair_rows`.
-        """
+        """One of our parameters from its `published_parts`, in their dtype and on their device."""
         if name == TOKEN_TYPE:
             return parts[0][0]
-        if self.family == "esm2" and ".qkv." in name:
-            queries, keys, values = parts
-            return pair_rows(queries, keys, values, self.spec.num_heads)
-        return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+        if len(parts) == 1:
+            return parts[0]
+        queries, keys, values = parts
+        return pair_rows(queries, keys, values, self.spec.num_heads)
 
     def _measured(self) -> dict[str, int]:
         """Values derived from the shapes of the tensors."""
         assert self.layout is not None  # it has files
-        is_esm2 = self.family == "esm2"
-        embedding = "embed_tokens.weight" if is_esm2 else "word_embeddings.weight"
-        ffn = "layers.0.ffn_in.weight" if is_esm2 else "layers.0.ffn_out.weight"
-        names = [self.layout.sources(name)[0] for name in (embedding, ffn)]
+        embedding = "embed_tokens.weight" if self.family == "esm2" else "word_embeddings.weight"
+        names = [self.layout.sources(name)[0] for name in (embedding, "layers.0.ffn_out.weight")]
         self._refuse("lacks", [name for name in names if name not in self.tensors])
         shapes = [tuple(self.tensors[name].shape) for name in names]
         flat = [f"{name} {shape}" for name, shape in zip(names, shapes, strict=True) if len(shape) != 2]
         self._refuse("has misshapen", flat)
-        num_layers = self.layout.num_layers(self.tensors)
-        # More layers than tensors would take long to report, name by name.
-        self._refuse("lacks", [self.layout.layer.format(n=0)] if num_layers > len(self.tensors) else [])
         vocab_size, embedding_dim = shapes[0]
+        layer = re.compile(re.escape(self.layout.layer).replace(r"\{n\}", "([0-9]{1,9})"))
+        last = max(int(match[1]) for key in self.tensors if (match := layer.match(key)))
         measured = {
-            "num_layers": num_layers,
+            # More layers than tensors would take long to report, name by name.
+            "num_layers": min(last + 1, len(self.tensors)),
             "embedding_dim": embedding_dim,
-            "ffn_dim": shapes[1][0 if is_esm2 else 1],
+            "ffn_dim": shapes[1][1],
             "vocab_size": vocab_size,
         }
         # fair-esm stores the rotary frequencies, which are half a head wide.
@@ -331,7 +305,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{path} cannot be read ({error}). Put the model's config.json there: only it states the number of heads."
             ) from error
-        declared = {ours: config.get(theirs) for ours, theirs in _CONFIG_NAMES.items()}
+        declared = {ours: config.get(theirs) for ours, theirs in CONFIG_NAMES.items()}
         if self.family == "esm2":
             if config.get("position_embedding_type") != "rotary" or config.get("emb_layer_norm_before"):
                 raise CheckpointError(
@@ -461,12 +435,5 @@ def load_model(
         model.prepare_inference()  # graphs cannot take weights packed by oneDNN
     if compiled:
         model.compile_layers()
-    _log.info(
-        "loaded %s: %d layers, width %d, %s on %s",
-        checkpoint.name,
-        spec.num_layers,
-        spec.embedding_dim,
-        precision,
-        device,
-    )
+    _log.info("loaded %s in %s on %s", checkpoint.name, precision, device)
     return model

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.columns import Float64, Int64
-from virnuc_core.errors import CheckpointError, MismatchError, UsageError
+from virnuc_core.columns import Float64
+from virnuc_core.errors import CheckpointError
 from virnuc_core.files import atomic_path, from_json
 from virnuc_core.models.catalogue import HEAD_METADATA, read_facts, read_purpose
 from virnuc_core.models.scores import ConfidenceRule, ContigScores, ScoredRows, mean_scores
@@ -46,7 +46,8 @@ class Head(nn.Module, ABC):
     Attributes:
         frames: what it scores of a chunk.
         widths: F; or, of a head that knows them apart, those of the DNA vectors and the protein vectors.
-        classes: names; those of viruses come first. Empty if it tells no classes.
+        takes: `widths` in words.
+        classes: names, those of viruses first; empty if it tells no classes.
         facts: what its file states of it, besides how it was made.
         confidence_rules: of the calls of contigs, the most confident first; all others are unsure.
     """
@@ -55,69 +56,27 @@ class Head(nn.Module, ABC):
     confidence_rules: ClassVar[tuple[ConfidenceRule, ...]]
     _kind: ClassVar[str]
     widths: tuple[int, ...]
+    takes: str
     classes: tuple[str, ...]
     facts: Mapping[str, Any]
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads a head in evaluation mode.
-
-        Raises:
-            CheckpointError: the file is damaged, holds other objects (whose code is not run), or is no such head.
-        """
-        try:
-            head = cls._read(path)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} is not {cls._kind}, or is damaged: {error}.") from error
-        return head.requires_grad_(False).eval()
-
-    @classmethod
     @abstractmethod
     def _read(cls, path: Path) -> Self:
-        """Reads a head; raises one of the errors above, or CheckpointError."""
-
-    @property
-    def inputs_in_words(self) -> str:
-        """What it takes."""
-        if len(self.widths) == 1:
-            return f"{self.widths[0]} features"
-        return "DNA and protein embeddings of width {} and {}".format(*self.widths)
-
-    def takes_widths(self, dna: int, protein: int) -> bool:
-        """Whether it takes DNA and protein vectors of these widths."""
-        return self.widths in ((dna, protein), (dna + protein,))
+        """Reads a head for `load_head`, which reports the errors."""
 
     @abstractmethod
     def score_rows(self, features: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Results of rows by dataset, each row from itself alone; the module must be in evaluation mode.
 
-        Args:
-            features: fp32 (N, F), the DNA vector before the protein vector.
-            sizes: (N, 2), residues of each row and bases of its chunk; a ContigHead requires them.
-
-        Returns:
-            `scores`, P(other) and P(virus), fp32 (N, 2); of a ContigHead also `codes`, fp16 (N, Z), whose scores these are, so
-            that a chunk of one row has the score of its row.
-
-        Raises:
-            MismatchError: the features are of another width.
-            UsageError: the sizes are missing.
+        `features` are fp32 (N, F), the DNA vector before the protein vector; `sizes` (N, 2), which a ContigHead requires, are
+        the residues of each row and the bases of its chunk. The results are `scores` fp32 (N, 2), P(other) and P(virus); of a
+        ContigHead also `codes` fp16 (N, Z), whose scores these are, so that a chunk of one row has the score of its row.
         """
 
     @abstractmethod
     def score_contigs(self, rows: ScoredRows) -> ContigScores:
-        """Scores C chunks and R contigs from the results of their rows.
-
-        Raises:
-            CheckpointError: a score is not finite.
-        """
-
-    def _require_width(self, features: Tensor) -> None:
-        if features.shape[1] != sum(self.widths):
-            raise MismatchError(
-                f"the classifier head takes {sum(self.widths)} features, but the models produce {features.shape[1]} (DNA and "
-                "protein together). Use the head trained on these models."
-            )
+        """Scores C chunks and R contigs from the results of their rows; raises CheckpointError if a score is not finite."""
 
 
 class MLPClassifier(Head):
@@ -132,7 +91,8 @@ class MLPClassifier(Head):
 
     def __init__(self, in_features: int, hidden_width: int = 512) -> None:
         super().__init__()
-        self.widths, self.classes, self.facts = (in_features,), (), {}
+        self.widths, self.takes = (in_features,), f"{in_features} features"
+        self.classes, self.facts = (), {}
         self.hidden_layer = nn.Linear(in_features, hidden_width)
         self.bn1 = nn.BatchNorm1d(hidden_width)
         self.output_layer = nn.Linear(hidden_width, 2)
@@ -143,11 +103,9 @@ class MLPClassifier(Head):
         """A pickled whole `__main__.MLPClassifier`, a state dict, or safetensors."""
         state = _read_state(path)
         hidden_width, in_features = state["hidden_layer.weight"].shape
-        if 0 in (hidden_width, in_features) or any(tensor.is_complex() for tensor in state.values()):
-            raise ValueError("its tensors are empty or complex")
         for name, weights in state.items():
-            if not is_finite(weights):
-                raise ValueError(f"{name} contains non-finite values")
+            if not weights.numel() or weights.is_complex() or not is_finite(weights):
+                raise ValueError(f"{name} is empty, complex or contains non-finite values")
         if (state["bn1.running_var"] < 0).any():
             raise ValueError("bn1.running_var contains negative values")
         classifier = cls(in_features, hidden_width)
@@ -164,7 +122,6 @@ class MLPClassifier(Head):
     @torch.inference_mode()
     def score_rows(self, features: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Softmax of the logits; sizes have no meaning."""
-        self._require_width(features)
         return {"scores": functional.softmax(self(features), dim=1)}
 
     def score_contigs(self, rows: ScoredRows) -> ContigScores:
@@ -215,44 +172,28 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSpec:
-    """What a head takes and tells, and its sizes.
-
-    Attributes:
-        dna_width: of the DNA vectors that it takes.
-        protein_width: of the protein vectors.
-        classes: names; those of viruses come first.
-        num_virus: how many classes are of viruses.
-    """
+    """What a ContigHead takes and tells, and its sizes; the first `num_virus` of its classes are of viruses."""
 
     dna_width: Size
     protein_width: Size
     classes: tuple[str, ...]
     num_virus: Size
     hidden_width: Size = 256
-    code_width: int = CODE_WIDTH
+    code_width: Literal[64] = CODE_WIDTH
     context_width: Size = 128
     pooling_heads: Size = 4
 
     def __post_init__(self) -> None:
         if self.context_width % self.pooling_heads:
             raise ValueError(f"width {self.context_width} is not a multiple of {self.pooling_heads} heads")
-        if self.code_width != CODE_WIDTH:
-            raise ValueError(f"its row codes have width {self.code_width} instead of {CODE_WIDTH}")
         if self.num_virus >= len(self.classes) or len(set(self.classes)) < len(self.classes):
             raise ValueError(
                 f"{self.num_virus} of {len(self.classes)} classes are viruses, or two have the same name"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Contigs:
-    """Results for C chunks of R contigs.
-
-    Attributes:
-        context: (C, K) logits of chunks in the context of their contigs.
-        logits: (R, K).
-        embedding: (R, Z) of length 1.
-    """
+class Contigs(NamedTuple):
+    """Logits (C, K) of chunks in the context of their contigs; logits (R, K) and embeddings (R, Z) of length 1 of R contigs."""
 
     context: Tensor
     logits: Tensor
@@ -270,6 +211,7 @@ class ContigHead(Head):
         super().__init__()
         self.spec, self.classes = spec, spec.classes
         self.widths = (spec.dna_width, spec.protein_width)
+        self.takes = "DNA and protein embeddings of width {} and {}".format(*self.widths)
         self.facts = {"frames": self.frames, "spec": asdict(spec)}
         code, width = spec.code_width, spec.context_width
         self.dna_norm = nn.LayerNorm(spec.dna_width)
@@ -314,16 +256,10 @@ class ContigHead(Head):
         for name, tensor in state.items():
             if tensor.dtype != torch.float32 or not is_finite(tensor):
                 raise ValueError(f"{name} contains values that are not finite fp32")
-        # Heads may have any number of centroids, or none.
-        state = {
-            "centroids": torch.empty(0, spec.code_width),
-            "novelty_limit": torch.tensor(MAX_NOVELTY),
-            **state,
-        }
         # Without memory for what a damaged specification asks for: the tensors of the file take their places.
         with torch.device("meta"):
             head = cls(spec)
-            head.centroids = torch.empty(state["centroids"].shape)
+            head.centroids = torch.empty(state["centroids"].shape)  # any number
         head.load_state_dict(state, assign=True)
         if head.centroids.ndim != 2 or head.centroids.shape[1] != spec.code_width:
             raise ValueError(f"its centroids are of shape {tuple(head.centroids.shape)}")
@@ -337,10 +273,6 @@ class ContigHead(Head):
         virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
         return virus.logsumexp(1) - other.logsumexp(1)
 
-    def chunk_margin(self, logits: Tensor) -> Tensor:
-        """Calibrated log-odds of a virus, fp32 (n,), of logits of rows or chunks (n, K)."""
-        return self.virus_margin(logits) / self.chunk_temperature
-
     def contig_margin(self, logits: Tensor, num_chunks: Tensor) -> Tensor:
         """Calibrated log-odds of a virus, fp32 (R,), of logits of contigs (R, K) with so many scored chunks (R,)."""
         intercept, slope = self.contig_temperature
@@ -351,31 +283,20 @@ class ContigHead(Head):
     @torch.inference_mode()
     def score_rows(self, features: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Scores of the codes, after rounding them to fp16."""
-        self._require_width(features)
-        if sizes is None:
-            raise UsageError(
-                "the head scores the longest ORFs and needs their 'sizes', which these embeddings lack. Give the "
-                "embeddings.h5 of a predict run."
-            )
+        assert sizes is not None
         dna, protein = features.tensor_split([self.spec.dna_width], dim=1)
         codes = self.row_codes(dna, protein, sizes).half()
-        margin = self.chunk_margin(self.chunk(codes.float()))
+        margin = self.virus_margin(self.chunk(codes.float())) / self.chunk_temperature
         return {"scores": torch.stack((-margin, margin), dim=1).sigmoid(), "codes": codes}
 
     @torch.inference_mode()
     def score_contigs(self, rows: ScoredRows) -> ContigScores:
-        """Scores chunks and contigs from the codes of their rows, which are read in blocks.
-
-        Apart from arguments and result, this takes less than 1 kB a chunk.
-        """
+        """Reads the codes of rows in blocks: apart from arguments and result, this takes less than 1 kB a chunk."""
         first, block_chunks = rows.first_rows, 1 << 13
         bounds, chunks = np.append(first, len(rows.chunk)), rows.chunk[first]
         contig = rows.contig[chunks]
         counts = np.bincount(contig, minlength=rows.num_contigs)
-        codes = torch.empty((len(contig), CODE_WIDTH))
-        logits, context = torch.empty((2, len(contig), len(self.classes)))
-        contig_logits = torch.zeros((rows.num_contigs, len(self.classes)))
-        embedding = torch.zeros((rows.num_contigs, CODE_WIDTH))
+        codes, logits = torch.empty((len(contig), CODE_WIDTH)), torch.empty((len(contig), len(self.classes)))
         # Blocks of contigs are scored in parallel, which takes less than threads that share each small product.
         with fixed_threads(1):
             for begin in range(0, len(first), block_chunks):
@@ -385,41 +306,29 @@ class ContigHead(Head):
                 own = torch.from_numpy(rows.read("codes", left, right)).float()
                 codes[begin:end] = self.chunk_codes(own, torch.from_numpy(number), end - begin)
                 logits[begin:end] = self.chunk(codes[begin:end])
-            if len(contig):
-                found = self.contigs(codes, torch.from_numpy(contig), rows.num_contigs)
-                context, contig_logits, embedding = found.context, found.logits, found.embedding
+            found = self.contigs(codes, torch.from_numpy(contig), rows.num_contigs)
+            context, contig_logits, embedding = found
             is_scored = counts > 0
-            scored = torch.from_numpy(is_scored)
-            if not all(map(is_finite, (logits, context, contig_logits[scored], embedding[scored]))):
+            if not all(map(is_finite, (logits, context, contig_logits[is_scored], embedding[is_scored]))):
                 raise CheckpointError(
                     "the head produces non-finite scores: its weights are corrupt; download it again."
                 )
             p_contig = _probabilities(self.contig_margin(contig_logits, torch.from_numpy(counts)))
-            p_chunk = _probabilities(self.chunk_margin(logits))
-            p_context = _probabilities(self.virus_margin(context) / self.context_temperature)
+            p_chunk, p_region = np.full((2, len(rows.contig)), np.nan)
+            p_chunk[chunks] = _probabilities(self.virus_margin(logits) / self.chunk_temperature)
+            p_region[chunks] = _probabilities(self.virus_margin(context) / self.context_temperature)
             novelty = self.novelty(embedding).double().numpy()
-
-        def spread(values: Float64) -> Float64:
-            """(C,) with `values` (S,) and NaN in the others."""
-            spread = np.full(len(rows.contig), np.nan)
-            spread[chunks] = values
-            return spread
-
+        virus, other = contig_logits.tensor_split([self.spec.num_virus], dim=1)
+        best = torch.stack((other.argmax(1) + self.spec.num_virus, virus.argmax(1)), dim=1)
         return ContigScores(
-            p_chunk=spread(p_chunk),
-            p_region=spread(p_context),
+            p_chunk=p_chunk,
+            p_region=p_region,
             p_contig=np.where(is_scored, p_contig, np.nan),
             is_novel=is_scored & (novelty > float(self.novelty_limit)),
-            contig_classes=np.where(is_scored[:, None], self._best_classes(contig_logits), -1),
+            contig_classes=np.where(is_scored[:, None], best.numpy(), -1),
             embedding=np.where(is_scored[:, None], embedding.numpy(), np.float32(np.nan)),
             novelty=np.where(is_scored, novelty, np.nan),
         )
-
-    def _best_classes(self, logits: Tensor) -> Int64:
-        """int64 (n, 2): the class with the highest of the logits (n, K) among those that are no viruses, and among viruses."""
-        virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
-        best = torch.stack((other.argmax(1) + self.spec.num_virus, virus.argmax(1)), dim=1)
-        return np.asarray(best.numpy())
 
     def row_codes(self, dna: Tensor, protein: Tensor, sizes: Tensor) -> Tensor:
         """Codes (N, Z) of vectors (N, D_dna) and (N, D_protein); `sizes` (N, 2) are residues of the row and bases of its chunk."""
@@ -439,17 +348,21 @@ class ContigHead(Head):
     def contigs(
         self, codes: Tensor, contig: Tensor, num_contigs: int, segment_chunks: int = 1 << 12
     ) -> Contigs:
-        """Reads the chunk codes (C, Z), C > 0, of each contig in their order; `contig` int64 (C,) is ascending.
+        """Reads the chunk codes (C, Z) of each contig in their order; `contig` int64 (C,) is ascending.
 
         A contig without chunks gets logits without a meaning. Long contigs are read in segments, so that apart from its
         arguments and results this takes memory for `segment_chunks` chunks only.
         """
-        heads = self.spec.pooling_heads
+        heads, reach = self.spec.pooling_heads, sum(_DILATIONS) * (_KERNEL // 2)
         context, weights = [], []
         pooled = torch.zeros(num_contigs, heads, self.spec.context_width // heads, device=codes.device)
-        for begin in range(0, len(codes), segment_chunks):
+        for begin in range(0, max(len(codes), 1), segment_chunks):
             end = min(begin + segment_chunks, len(codes))
-            hidden = self._hidden(codes, contig, begin, end)
+            first, last = max(0, begin - reach), min(end + reach, len(codes))
+            hidden = self.enter(codes[first:last])
+            for block in self.blocks:
+                hidden = block(hidden, contig[first:last])
+            hidden = hidden[begin - first : end - first]
             weight = self.attention(hidden).float().clamp(-20, 20).exp()
             values = self.values(hidden).float().unflatten(1, (heads, -1)) * weight.unsqueeze(2)
             pooled.index_add_(0, contig[begin:end], values)
@@ -476,15 +389,6 @@ class ContigHead(Head):
         centroids = self.centroids.double().T
         nearest = [(part.double() @ centroids).amax(1) for part in embedding.split(1 << 12)]
         return (1 - torch.cat(nearest)).clamp(0, MAX_NOVELTY).float()
-
-    def _hidden(self, codes: Tensor, contig: Tensor, begin: int, end: int) -> Tensor:
-        """Hidden states (n, W) of the chunks begin..end-1, from these and all chunks that they depend on."""
-        reach = sum(_DILATIONS) * (_KERNEL // 2)
-        first, last = max(0, begin - reach), min(end + reach, len(codes))
-        hidden: Tensor = self.enter(codes[first:last])
-        for block in self.blocks:
-            hidden = block(hidden, contig[first:last])
-        return hidden[begin - first : end - first]
 
 
 class _Linear(nn.Linear):
@@ -533,9 +437,17 @@ class _Block(nn.Module):
 
 
 def load_head(path: Path) -> Head:
-    """Reads a head of the kind that its file states; see `Head.load`."""
-    kinds: dict[FrameRule, type[Head]] = {kind.frames: kind for kind in (MLPClassifier, ContigHead)}
-    return kinds[read_purpose(path).frames].load(path)
+    """Reads a head of the kind that its file states, in evaluation mode.
+
+    Raises:
+        CheckpointError: the file is damaged, holds other objects (whose code is not run), or is no such head.
+    """
+    kind: type[Head] = ContigHead if read_purpose(path).frames == "longest" else MLPClassifier
+    try:
+        head = kind._read(path)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is not {kind._kind}, or is damaged: {error}.") from error
+    return head.requires_grad_(False).eval()
 
 
 def save_head(head: Head, path: Path, facts: Mapping[str, Any] | None = None) -> None:

@@ -1,9 +1,9 @@
 """Models by name: fetched from the model hub, opened, and copied for machines without a network."""
 
-import hashlib
 import logging
 import os
 import shutil
+from fnmatch import filter as filter_names
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, cast
@@ -14,7 +14,6 @@ from virnuc_core.models.catalogue import (
     BUNDLED_TOKENIZER,
     RANDOM,
     CatalogueEntry,
-    HubCommit,
     find_entries,
     known_names,
     require_known_model,
@@ -50,14 +49,14 @@ def open_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
         if entry is None:
             raise CheckpointError(
                 f"{name_or_path} is not a model with random weights: give {RANDOM} and one of "
-                f"{', '.join(known_names(family))}."
+                f"{known_names(family)}."
             )
         name = f"{RANDOM}{entry.name}"
         # The bundled vocabulary has the size of all DNA models.
-        tokenizer = BUNDLED_TOKENIZER if entry.family == "dnabert_s" else None
+        tokenizer = BUNDLED_TOKENIZER if entry.spec.family == "dnabert_s" else None
         return Checkpoint(
             name=name,
-            family=entry.family,
+            family=entry.spec.family,
             location=Path(name),
             tokenizer_file=tokenizer,
             random_spec=entry.spec,
@@ -66,9 +65,8 @@ def open_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
     path = Path(os.path.expanduser(name_or_path)).absolute()
     if entry is None and os.path.exists(path):
         return Checkpoint.open(path, family)
-    require_known_model(name_or_path, family)
-    folder, revision = _locate(name_or_path, entry)
-    return Checkpoint.open(folder, family, name=entry.name if entry else name_or_path, revision=revision)
+    folder, _ = _locate(name_or_path, family, entry)
+    return Checkpoint.open(folder, family, name=entry.name if entry else name_or_path)
 
 
 def _entry_of(name: str, family: Family | None, asked: str) -> CatalogueEntry | None:
@@ -80,19 +78,18 @@ def _entry_of(name: str, family: Family | None, asked: str) -> CatalogueEntry | 
     return entries[0] if entries else None
 
 
-def _locate(name: str, entry: CatalogueEntry | None) -> tuple[Path, str | None]:
+def _locate(name: str, family: Family | None, entry: CatalogueEntry | None) -> tuple[Path, str | None]:
     """Folder and commit of a model of the catalogue, or of the hub's repository `name`; bundled ones have no commit."""
-    source = entry.source if entry else HubCommit(name, "")
-    if isinstance(source, Path):
-        return source, None
-    folder = fetch(source.repo, source.revision or None)
+    require_known_model(name, family)
+    if entry and entry.bundled:
+        return entry.bundled, None
+    folder = fetch(entry.repo, entry.revision) if entry else fetch(name, None)
     return folder, folder.name  # the hub's cache names a snapshot by its commit
 
 
 def fetch(repo: str, revision: str | None) -> Path:
     """The folder of a repository in the hub's local cache, named by its commit; downloaded if it is not there.
 
-    It holds the configuration, the tokenizer and one form of the weights, preferably safetensors.
     A pinned `revision` (40-digit commit) in the cache is used without contacting the hub. None is the newest one, or
     the newest in the cache if the hub is unreachable.
 
@@ -110,8 +107,7 @@ def fetch(repo: str, revision: str | None) -> Path:
         # Unlike downloads, this request is not retried, so a machine without a network fails at once.
         info = HfApi().model_info(repo, revision=revision, timeout=20)
         names = [file.rfilename for file in info.siblings or ()]
-        weights = [name for name in names if name.startswith("model") and ".safetensors" in name]
-        weights = weights or [name for name in names if name.startswith("pytorch_model") and ".bin" in name]
+        weights = filter_names(names, "model*.safetensors*") or filter_names(names, "pytorch_model*.bin*")
         if not weights:
             raise CheckpointError(
                 f"{repo} on the model hub has no model*.safetensors or pytorch_model*.bin. Give another one."
@@ -144,41 +140,38 @@ def find_cached(repo: str, revision: str | None) -> Path | None:
         return None
 
 
-def pull(name: str, to: Path | None) -> tuple[Checkpoint, Path | None]:
+def pull(name: str, to: Path | None) -> tuple[Checkpoint, str | None, Path | None]:
     """Fetches a model by name, with or without family prefix, unless it is here; checks it, and copies it below `to`.
 
-    The hashes of fetched files are checked, and the shapes of all tensors. Returns the model and its copy.
+    The hashes of fetched files are checked, and the shapes of all tensors. Returns the model, its commit and its copy.
 
     Raises:
         UsageError: the name is that of two models or of a path, or the copy cannot be made there.
         CheckpointError: there is no such model, it cannot be fetched, or what was fetched is damaged.
     """
     family, short = split_family(name)
-    require_known_model(short, family)
     entry = _entry_of(short, family, name)
     if entry is None and os.path.exists(os.path.expanduser(short)):
         raise UsageError(f"{name} is a local path, with nothing to download: check it with virnuc inspect.")
-    folder, revision = _locate(short, entry)
+    folder, revision = _locate(short, family, entry)
     if revision:
         _require_undamaged(name, folder)
-    checkpoint = Checkpoint.open(folder, family, name=name, revision=revision)
+    checkpoint = Checkpoint.open(folder, family, name=name)
     checkpoint.published_parts()
-    copy = None
-    if to is not None:
-        copy = to / (short.rpartition("/")[2] if revision else folder.name)
-        _copy(checkpoint, copy)
-    return checkpoint, copy
+    if to is None:
+        return checkpoint, revision, None
+    copy = to / (short.rpartition("/")[2] if revision else folder.name)
+    _copy(checkpoint, copy)
+    return checkpoint, revision, copy
 
 
 def _require_undamaged(name: str, folder: Path) -> None:
     """Compares files with their names in the hub's cache: SHA-256 for large ones, Git's SHA-1 for small ones."""
+    from huggingface_hub.utils.sha import git_hash
+
     for path in folder.iterdir():
         blob = path.resolve()
-        if len(blob.name) == hashlib.sha256().digest_size * 2:
-            found = file_digest(blob)
-        else:
-            content = blob.read_bytes()
-            found = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        found = file_digest(blob) if len(blob.name) == 64 else git_hash(blob.read_bytes())
         if found != blob.name:
             raise CheckpointError(
                 f"{name} is damaged: {path} does not match its hash on the model hub. Delete {folder.parents[1]} and run the "

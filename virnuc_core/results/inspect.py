@@ -215,13 +215,13 @@ def _read_checkpoint(path: Path) -> Facts:
     yield "width", str(spec.embedding_dim)
     yield "heads", str(spec.num_heads)
     yield "vocabulary", str(spec.vocab_size)
-    checkpoint.state_dict()
+    checkpoint.published_parts()
 
 
 def _read_head(path: Path) -> Facts:
     head = load_head(path)
     yield "frames", FRAMES_IN_WORDS[head.frames]
-    yield "takes", head.inputs_in_words
+    yield "takes", head.takes
     if head.classes:
         yield "classes", ", ".join(head.classes)
     if not read_purpose(path).calibrated:

@@ -24,7 +24,7 @@ from virnuc_core.inference.shard import (
     write_shard,
 )
 from virnuc_core.models.catalogue import resolve_head
-from virnuc_core.models.heads import load_head
+from virnuc_core.models.heads import ContigHead, Head, load_head
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import FEATURES, SCORES, SIZES, Embeddings
 from virnuc_core.results.run_json import RunReport, write_report
@@ -126,7 +126,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
     with Embeddings(embeddings) as file:
         matrices = _matrices_of_both_models(file)
         chunk_length = file.attrs.get("chunk_length") or None
-        scorer = Scorer(load_head(resolve_head(head, chunk_length, file.frames)), "cpu")
+        scorer = Scorer(_head_for(file, resolve_head(head, chunk_length, file.frames), matrices), "cpu")
         with open_stream(out) as write:
             write(header_line(FRAME_COLUMNS))
             for begin in range(0, len(file), 2048):
@@ -136,6 +136,21 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
                 ids = pa.array(file.read_ids(begin, end), pa.string())
                 write(frame_lines(ids, scorer.score(*parts, sizes=sizes)[SCORES]))
         return len(file)
+
+
+def _head_for(file: Embeddings, path: Path, matrices: tuple[str, ...]) -> Head:
+    head, width = load_head(path), sum(file.rows(name, 0, 0).shape[1] for name in matrices)
+    if width != sum(head.widths):
+        raise MismatchError(
+            f"the classifier head takes {sum(head.widths)} features, but the models produce {width} (DNA and protein "
+            "together). Use the head trained on these models."
+        )
+    if isinstance(head, ContigHead) and SIZES not in file:
+        raise UsageError(
+            "the head scores the longest ORFs and needs their 'sizes', which these embeddings lack. Give the "
+            "embeddings.h5 of a predict run."
+        )
+    return head
 
 
 def _matrices_of_both_models(file: Embeddings) -> tuple[str, ...]:

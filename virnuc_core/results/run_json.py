@@ -65,7 +65,7 @@ class RunReport:
     @property
     def notes(self) -> tuple[str, ...]:
         """Caveats for readers of the results."""
-        bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
+        bundled = {str(entry.bundled.resolve()) for entry in CATALOGUE if entry.bundled}
         is_bundled = any(model.location in bundled for model in self.plan.models)
         note = "predictions use the small bundled models; for real analyses choose larger ones (--preset, --head)."
         notes = [note] if is_bundled and self.counts else []

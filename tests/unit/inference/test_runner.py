@@ -321,8 +321,6 @@ def test_neighbours_change_no_bit_of_a_score(
         assert everything[result].dtype == values.numpy().dtype
         np.testing.assert_allclose(everything[result], values.numpy(), atol=4e-3)
     np.testing.assert_allclose(everything["scores"].sum(1), 1, atol=1e-6)
-    with pytest.raises(MismatchError, match="takes 192 features, but the models produce 191"):
-        scorer.score(DNA, PROTEIN[:, 1:], sizes=SIZES)
 
 
 def test_the_score_of_a_row_is_that_of_its_stored_code(made_models: MadeModels) -> None:

@@ -11,13 +11,10 @@ from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.models.catalogue import (
     BUNDLED_HEADS,
     CATALOGUE,
-    HubCommit,
-    chunk_rule_of,
+    chunks_of,
     find_entries,
-    frames_of,
     head_of,
     known_names,
-    require_head,
     require_known_model,
     resolve_head,
 )
@@ -27,11 +24,11 @@ from virnuc_core.specs import CHUNKS_BY_RECORD, ChunkRule, FrameRule
 
 
 def test_names_are_unique_and_published_models_pinned_to_a_commit() -> None:
-    names = [(entry.family, entry.name.casefold()) for entry in CATALOGUE]
+    names = [(entry.spec.family, entry.name.casefold()) for entry in CATALOGUE]
     assert len(set(names)) == len(names)
-    published = [entry.source for entry in CATALOGUE if isinstance(entry.source, HubCommit)]
-    assert all(re.fullmatch(r"[0-9a-f]{40}", source.revision) for source in published)
-    assert known_names("dnabert_s") == ["tiny", "DNABERT-S", "DNABERT-2"]
+    published = [entry for entry in CATALOGUE if not entry.bundled]
+    assert all(re.fullmatch(r"[0-9a-f]{40}", entry.revision) for entry in published)
+    assert known_names("dnabert_s") == "tiny, DNABERT-S, DNABERT-2"
 
 
 @pytest.mark.parametrize("name", ["650M", "650m", "esm2_t33_650M_UR50D", "facebook/esm2_t33_650M_UR50D"])
@@ -39,7 +36,7 @@ def test_a_model_is_found_by_each_of_its_names(name: str) -> None:
     assert [entry.name for entry in find_entries(name, "esm2")] == ["650M"]
     assert [entry.name for entry in find_entries(name, None)] == ["650M"]
     assert find_entries(name, "dnabert_s") == []
-    assert [entry.family for entry in find_entries("tiny", None)] == ["esm2", "dnabert_s"]
+    assert [entry.spec.family for entry in find_entries("tiny", None)] == ["esm2", "dnabert_s"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +99,7 @@ def test_a_head_is_for_the_chunks_and_frames_that_it_states(
 ) -> None:
     head = tmp_path / "head.safetensors"
     save_head(MLPClassifier(8), head, facts)
-    assert frames_of(RunConfig(head=str(head))) == (facts or {}).get("frames", "open")
+    assert chunks_of(RunConfig(head=str(head)))[1] == (facts or {}).get("frames", "open")
     if message is None:
         assert resolve_head(str(head), chunk_length, frames) == head
         return
@@ -114,11 +111,11 @@ def test_a_false_discovery_rate_needs_a_calibrated_head(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
     config = RunConfig(head=str(head), fdr=0.1)
     save_head(MLPClassifier(8), head, {"frames": "longest"})
-    assert frames_of(config) == "longest"
+    assert chunks_of(config)[1] == "longest"
     for facts in ({"frames": "open"}, {"frames": "longest", "calibrated": False}):
         save_head(MLPClassifier(8), head, facts)
         with pytest.raises(UsageError, match=r"head\.safetensors is not one"):
-            frames_of(config)
+            chunks_of(config)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +134,11 @@ def test_the_head_chooses_the_chunk_length(
 ) -> None:
     head = tmp_path / "head.safetensors"
     save_head(MLPClassifier(8), head, facts)
-    config = RunConfig(chunk_length=chosen, head=str(head))
-    require_head(config)
-    assert chunk_rule_of(config) == expected
+    assert chunks_of(RunConfig(chunk_length=chosen, head=str(head)))[0] == expected
 
 
 def test_the_bundled_head_is_for_chunks_of_every_length() -> None:
-    assert chunk_rule_of(RunConfig()) == CHUNKS_BY_RECORD
+    assert chunks_of(RunConfig()) == (CHUNKS_BY_RECORD, "longest")
     for rule in (300, 500, 2000, CHUNKS_BY_RECORD):
         assert resolve_head("tiny", rule, "longest") == BUNDLED_HEADS["tiny"]
     with pytest.raises(MismatchError, match=r"head tiny was trained on the longest ORFs"):

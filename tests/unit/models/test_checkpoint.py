@@ -23,6 +23,11 @@ from virnuc_core.specs import Family
 
 Tensors = dict[str, Tensor]
 
+
+def state_of(path: Path | str, family: Family | None = None) -> Tensors:
+    return read_weights(open_checkpoint(str(path), family), "cpu", torch.float32)
+
+
 SPEC = make_spec("esm2", num_heads=3, ffn_dim=40)
 CONFIG = published_config(SPEC) | {
     "emb_layer_norm_before": False,
@@ -122,8 +127,8 @@ def test_every_esm2_layout_gives_the_same_tensors(layout: str, tmp_path: Path) -
     checkpoint = open_checkpoint(str(ESM2_LAYOUTS[layout](tmp_path)), None)
     assert (checkpoint.family, checkpoint.spec) == ("esm2", SPEC)
     (tmp_path / "expected").mkdir()
-    expected = open_checkpoint(str(in_folder(tmp_path / "expected", published())), None).state_dict()
-    state = checkpoint.state_dict()
+    expected = state_of(in_folder(tmp_path / "expected", published()))
+    state = read_weights(checkpoint, "cpu", torch.float32)
     assert state.keys() == expected.keys() == parameter_shapes(SPEC).keys()
     assert [name for name, rows in expected.items() if not torch.equal(state[name], rows)] == []
     assert open_checkpoint(str(checkpoint.location), "esm2") == checkpoint
@@ -147,7 +152,7 @@ def test_dnabert_s_and_dnabert_2_give_the_same_tensors(tmp_path: Path) -> None:
     for path in (GOLDEN / "dnabert_s", tmp_path):
         checkpoint = open_checkpoint(str(path), None)
         assert (checkpoint.family, checkpoint.spec) == ("dnabert_s", spec)
-        state = checkpoint.state_dict()
+        state = state_of(path)
         assert {name: tuple(value.shape) for name, value in state.items()} == parameter_shapes(spec)
         for ours, theirs in {
             "layers.2.qkv.weight": "encoder.layer.2.attention.self.Wqkv.weight",
@@ -164,10 +169,10 @@ def test_dnabert_s_and_dnabert_2_give_the_same_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [ESM2, GOLDEN / "dnabert_s"])
 def test_weights_are_those_of_the_file(path: Path, dtype: torch.dtype) -> None:
     checkpoint = open_checkpoint(str(path), None)
-    state, expected = read_weights(checkpoint, "cpu", dtype), checkpoint.state_dict()
-    assert state.keys() == expected.keys()
-    for name, weights in expected.items():
-        assert torch.equal(state[name], weights.to(dtype)), name
+    state, parts = read_weights(checkpoint, "cpu", dtype), checkpoint.published_parts()
+    assert state.keys() == parts.keys()
+    for name, published in parts.items():
+        assert torch.equal(state[name], checkpoint.assemble(name, published).to(dtype)), name
         assert state[name].is_contiguous(), name
 
 
@@ -199,7 +204,7 @@ def test_random_weights_are_the_same_every_time(family: Family) -> None:
 
 def refused(path: Path, message: str, family: Family | None = None) -> None:
     with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(str(path), family).state_dict()
+        state_of(path, family)
 
 
 LEAF = "encoder.layer.1.output.dense.bias"
@@ -309,7 +314,7 @@ def test_a_truncated_file_is_refused(layout: str, share: float, tmp_path: Path) 
 @pytest.fixture
 def valid(tmp_path: Path) -> Path:
     folder = write_model(tmp_path / "model", make_spec("dnabert_s"))
-    open_checkpoint(str(folder), None).state_dict()
+    state_of(folder)
     return folder
 
 

@@ -36,7 +36,7 @@ def test_names_of_no_model_or_of_two() -> None:
 
 
 def test_bundled_files_are_those_that_are_listed() -> None:
-    folders = {entry.source for entry in CATALOGUE if isinstance(entry.source, Path)}
+    folders = {entry.bundled for entry in CATALOGUE if entry.bundled}
     for folder in folders | {path.parent for path in BUNDLED_HEADS.values()}:
         lines = (folder / SUMS_NAME).read_text().splitlines()
         files = [path for path in folder.iterdir() if path.name != SUMS_NAME]

@@ -19,7 +19,7 @@ from tests.slow_frames import slow_strands
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.planning import index_inputs
-from virnuc_core.models.catalogue import frames_of, require_head
+from virnuc_core.models.catalogue import chunks_of
 from virnuc_core.models.heads import ContigHead, load_head, save_head
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.inspect import inspect_path
@@ -49,15 +49,15 @@ def test_codes_are_those_of_the_stored_vectors_and_sizes(
     assert isinstance(head, ContigHead)
     expected = head.row_codes(*map(torch.from_numpy, (dna, protein, sizes))).numpy()
     np.testing.assert_allclose(codes, expected, atol=4e-3)
-    margin = head.chunk_margin(head.chunk(torch.from_numpy(codes).float()))
+    margin = head.virus_margin(head.chunk(torch.from_numpy(codes).float())) / head.chunk_temperature
     np.testing.assert_allclose(scores[:, 1], margin.sigmoid(), atol=1e-5)
 
 
 def test_a_head_for_open_frames_keeps_no_promise(made_models: MadeModels) -> None:
     for changes in ({"fdr": 0.05}, {"prior": 0.05}):
         with pytest.raises(UsageError, match=r"need a calibrated head.* head\.safetensors is not one"):
-            require_head(made_models.config(**changes))
-        require_head(made_models.config(**changes, head=str(made_models.longest_head)))
+            chunks_of(made_models.config(**changes))
+        chunks_of(made_models.config(**changes, head=str(made_models.longest_head)))
 
 
 def test_stored_starts_are_where_the_dna_begins(
@@ -126,7 +126,7 @@ def test_a_run_is_not_resumed_with_a_head_for_other_frames(
 ) -> None:
     config = made_models.config()
     with pytest.raises(MismatchError, match=r"frames: was longest, now open\n.* another --out"):
-        index_inputs(longest_run.folder, [str(contigs)], config.chunk_length, "dna", frames_of(config))
+        index_inputs(longest_run.folder, [str(contigs)], config.chunk_length, "dna", chunks_of(config)[1])
 
 
 def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(

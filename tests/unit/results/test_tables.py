@@ -347,7 +347,7 @@ def test_scores_are_those_of_each_contig_alone(
             continue
         own, number = np.unique(store.frame_chunk[rows], return_inverse=True)
         pooled = head.chunk_codes(codes[rows], torch.from_numpy(number), len(own))
-        p_chunk = head.chunk_margin(head.chunk(pooled)).sigmoid().numpy()
+        p_chunk = (head.virus_margin(head.chunk(pooled)) / head.chunk_temperature).sigmoid().numpy()
         np.testing.assert_allclose(chunks.virus_score[own], p_chunk, atol=1e-5)
         found = head.contigs(pooled, torch.zeros(len(own), dtype=torch.int64), 1)
         p_contig = head.contig_margin(found.logits, torch.tensor([len(own)])).sigmoid().item()

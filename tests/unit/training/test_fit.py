@@ -10,7 +10,7 @@ import torch
 
 from tests.unit.training import test_contigs as contigs
 from tests.unit.training.test_contigs import made_runs
-from virnuc_core.models.heads import MLPClassifier, save_head
+from virnuc_core.models.heads import MLPClassifier, load_head, save_head
 from virnuc_core.settings import TrainerSettings
 from virnuc_core.training.fit import (
     LabelledVectors,
@@ -39,9 +39,7 @@ def test_a_head_separates_what_can_be_separated(tmp_path: Path) -> None:
     trained = train_head(made_vectors(2000, 0), made_vectors(400, 1), SETTINGS, calibrate=True)
     save_head(trained.head, tmp_path / "head.safetensors")
     others = made_vectors(1000, 2)
-    p = MLPClassifier.load(tmp_path / "head.safetensors").score_rows(torch.from_numpy(others.features))[
-        "scores"
-    ]
+    p = load_head(tmp_path / "head.safetensors").score_rows(torch.from_numpy(others.features))["scores"]
     assert ((p[:, 1].numpy() >= 0.5) == others.is_viral).mean() > 0.9
     losses = [epoch.validation_loss for epoch in trained.history]
     assert min(losses) == losses[trained.best_epoch - 1]
