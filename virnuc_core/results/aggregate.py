@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, SCHEMA_VERSION, ArrayDigest, new_hdf5, write_attributes
 from virnuc_core.errors import MismatchError
-from virnuc_core.files import atomic_path
+from virnuc_core.files import atomic_path, sync_file
 from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.shard import (
     VECTOR_DATASETS,
@@ -82,6 +82,7 @@ def aggregate(
                     datasets[name][shard.begin : shard.end] = rows
                     digested.result()
                 counters.append(result.counters)
+                sync_file(temporary)  # so that the last sync is short
         checksums = {name + CHECKSUM_SUFFIX: digest.value for name, digest in digests.items()}
         write_attributes(file, {**_attributes(plan), **checksums})
     _log.info("wrote %s: %d rows from %d shards", path, plan.num_rows, len(plan.shards))

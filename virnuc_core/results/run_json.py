@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -201,14 +202,17 @@ def write_report(path: Path, report: RunReport) -> None:
     """Writes run.json atomically, with size and SHA-256 of the result files; for a predict run, virnuc_mqc.json and report.html first."""
     document = {**report.document, "finished": _iso(time.time())}
     folder = RunFolder(path.parent)
-    if report.counts:
-        from virnuc_core.results.report.page import write_report_page
-
-        write_multiqc(folder, document)
-        write_report_page(folder, document, FrameStore.open(folder.frames).sequence)
     results = folder.results if report.counts else (Path(report.out),)
-    written = [result for result in results if result != path and result.exists()]
-    document["files"] = [file_record(result) for result in written]
+    finished = [result for result in results if result not in folder.timed and result.exists()]
+    with ThreadPoolExecutor(1) as pool:
+        records = pool.map(file_record, finished)
+        if report.counts:
+            from virnuc_core.results.report.page import write_report_page
+
+            write_multiqc(folder, document)
+            write_report_page(folder, document, FrameStore.open(folder.frames).sequence)
+        pages = [page for page in results if page in folder.timed and page != path]
+        document["files"] = [*records, *map(file_record, pages)]
     write_text(path, json.dumps(document, indent=1) + "\n")
 
 

@@ -240,7 +240,8 @@ def _take(path: Path, rows: Int64, *columns: str) -> pa.Table:
 
 def _gc_content(bases: bytes) -> float | None:
     """Share of G and C in percent; None without one of the four bases."""
-    gc, at = (len(bases) - len(bases.translate(None, pair)) for pair in (b"GC", b"AT"))
+    letters = np.frombuffer(bases, np.uint8)
+    gc, at = (sum(np.count_nonzero(letters == base) for base in pair) for pair in (b"GC", b"AT"))
     return round(100 * gc / (gc + at), 1) if gc + at else None
 
 
