@@ -157,6 +157,12 @@ def read_attributes(file: h5py.File) -> dict[str, Any]:
     return attributes
 
 
+def attributes_sha256(path: Path) -> str:
+    """The checksum of the root attributes of a file of virnuc's, among which are those of its datasets."""
+    with h5py.File(path, "r") as file:
+        return str(file.attrs[_CHECKSUM])
+
+
 def plain_attributes(file: h5py.File) -> dict[str, Any]:
     """The root attributes of any file that are text or scalars."""
     values = {

@@ -110,7 +110,7 @@ def _possible_kinds(path: Path) -> tuple[str, ...]:
 
 
 def _read_run(path: Path) -> Facts:
-    """Reads every shard with its checksums, and compares the results with the SHA-256 in run.json."""
+    """Reads every shard with its checksums, and compares the results with the checksums in run.json."""
     folder = RunFolder(path)
     plan = read_plan(folder.plan)
     yield from _plan_facts(plan)
@@ -154,8 +154,16 @@ def _read_results(folder: RunFolder, plan: RunPlan) -> Facts:
         path = folder.root / name if plan.kind == "predict" else folder.embedded
         if not path.exists():
             yield _PROBLEM, f"{path} is missing: {_RUN_AGAIN}."
-        elif file_record(path) != record:
-            yield _PROBLEM, f"{path} was modified after run.json was written: {_RUN_AGAIN}."
+        else:
+            yield from _with_errors(_read_result(path, record))
+
+
+def _read_result(path: Path, record: object) -> Facts:
+    if h5py.is_hdf5(path):
+        with Embeddings(path, own=True) as file:
+            file.verify()
+    if file_record(path) != record:
+        yield _PROBLEM, f"{path} was modified after run.json was written: {_RUN_AGAIN}."
 
 
 def _plan_facts(plan: RunPlan) -> Facts:

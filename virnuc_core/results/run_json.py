@@ -3,12 +3,14 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import h5py
+
+from virnuc_core.checked_hdf5 import attributes_sha256
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import file_digest, parse_object, write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
@@ -202,17 +204,14 @@ def write_report(path: Path, report: RunReport) -> None:
     """Writes run.json atomically, with size and SHA-256 of the result files; for a predict run, virnuc_mqc.json and report.html first."""
     document = {**report.document, "finished": _iso(time.time())}
     folder = RunFolder(path.parent)
-    results = folder.results if report.counts else (Path(report.out),)
-    finished = [result for result in results if result not in folder.timed and result.exists()]
-    with ThreadPoolExecutor(1) as pool:
-        records = pool.map(file_record, finished)
-        if report.counts:
-            from virnuc_core.results.report.page import write_report_page
+    if report.counts:
+        from virnuc_core.results.report.page import write_report_page
 
-            write_multiqc(folder, document)
-            write_report_page(folder, document, FrameStore.open(folder.frames).sequence)
-        pages = [page for page in results if page in folder.timed and page != path]
-        document["files"] = [*records, *map(file_record, pages)]
+        write_multiqc(folder, document)
+        write_report_page(folder, document, FrameStore.open(folder.frames).sequence)
+    results = folder.results if report.counts else (Path(report.out),)
+    written = [result for result in results if result != path and result.exists()]
+    document["files"] = [file_record(result) for result in written]
     write_text(path, json.dumps(document, indent=1) + "\n")
 
 
@@ -221,8 +220,12 @@ def _iso(seconds: float) -> str:
 
 
 def file_record(path: Path) -> dict[str, str | int]:
-    """A result file as recorded in run.json; the size is in bytes."""
-    return {"name": path.name, "size": path.stat().st_size, "sha256": file_digest(path)}
+    """A result file as recorded in run.json; the size is in bytes. An HDF5 file has checksums, under one of all of them."""
+    if h5py.is_hdf5(path):
+        digest = {"attributes_sha256": attributes_sha256(path)}
+    else:
+        digest = {"sha256": file_digest(path)}
+    return {"name": path.name, "size": path.stat().st_size, **digest}
 
 
 def read_records(report: Path) -> dict[str, object]:

@@ -211,7 +211,7 @@ class _Builder:
         ends = sequences.offsets[chunks.record] + chunks.end
         # A record may exceed a batch: chunks are translated in groups of about _BATCH_LETTERS.
         bounds = np.searchsorted(ends, np.arange(_BATCH_LETTERS, int(ends[-1]), _BATCH_LETTERS))
-        for group in np.split(np.arange(len(ends)), np.unique(bounds)):
+        for group in np.split(np.arange(len(ends)), bounds):
             if not len(group):
                 continue
             left, right = int(starts[group[0]]), int(ends[group[-1]])

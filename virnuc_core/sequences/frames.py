@@ -13,10 +13,9 @@ LEAST_RESIDUES: Final = 10  # in such an ORF
 
 _STOP, _DROPPED = ord("*"), 0  # the latter marks a codon that is not pure ACGT
 _AMINO_ACID: Final = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF".ljust(256, b"\0")
-# The three tables of a codon add up to 0..63 for pure ACGT and to 64 or more otherwise, within a byte.
-_CODON_TABLES: Final = tuple(
-    bytes(weight * "ACGT".index(chr(letter)) if chr(letter) in "ACGT" else 64 for letter in range(256))
-    for weight in (16, 4, 1)
+_OTHER: Final = 64  # code of letters other than A, C, G and T, which have 0 to 3, and of codons with them
+_LETTER_CODES: Final = bytes(
+    "ACGT".index(letter) if letter in "ACGT" else _OTHER for letter in map(chr, range(256))
 )
 
 
@@ -185,11 +184,12 @@ def _translate_by_phase(strands: bytes) -> tuple[UInt8, int]:
 
     The codon at position p is at (p % 3) * M + p // 3, so that every reading frame is contiguous.
     """
-    codes = np.zeros(len(strands), np.uint8)
-    for place, table in enumerate(_CODON_TABLES):
-        codes[: len(codes) - place] += np.frombuffer(strands.translate(table), np.uint8)[place:]
+    letters = np.frombuffer(strands.translate(_LETTER_CODES), np.uint8)
+    first, second, third = letters[:-2], letters[1:-1], letters[2:]
+    codes = first << 4 | second << 2 | third  # the bit of other letters is shifted out, but for the third
+    codes |= (first | second) & _OTHER
     rows = -(-len(strands) // 3)
-    by_phase = np.full((3, rows), 64, np.uint8)
+    by_phase = np.full((3, rows), _OTHER, np.uint8)
     for phase in range(3):
         column = codes[phase::3]
         by_phase[phase, : len(column)] = column

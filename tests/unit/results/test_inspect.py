@@ -146,10 +146,12 @@ def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) ->
     aggregate(run.folder, run.plan, run.store, out)
     run.folder.report.write_text(json.dumps({"files": [file_record(out)]}))
     assert inspect_path(run.folder.root).is_intact
+    run.folder.report.write_text(json.dumps({"files": [file_record(out) | {"attributes_sha256": "0"}]}))
+    assert "was modified after run.json was written" in inspect_path(run.folder.root).problems[0]
     with h5py.File(out, "r+") as file:
         file["embeddings"][5] = 0
-    assert "was modified after run.json was written" in inspect_path(run.folder.root).problems[0]
-    assert "the checksum of 'embeddings' does not match" in inspect_path(out).problems[0]
+    for path in (run.folder.root, out):
+        assert "the checksum of 'embeddings' does not match" in inspect_path(path).problems[0]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "not JSON", '{"files": [{}]}'])
