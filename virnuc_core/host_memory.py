@@ -1,9 +1,11 @@
-"""Limit of memory of this process: physical, by its resource limit and by its control groups."""
+"""Memory of this process: its limit, physical, by resource limit and control groups, and what it keeps of it."""
 
+import ctypes
 import os
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 
@@ -40,3 +42,13 @@ def _group_limits(proc: Path) -> Iterator[int]:
             with suppress(OSError, ValueError):  # no limit: there is no such file, or it says "max"
                 name = "memory.max" if kind == "cgroup2" else "memory.limit_in_bytes"
                 yield int((point / folder / name).read_bytes())
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Has glibc keep up to 256 MB of freed memory; new pages for every large array would take a tenth of the time of indexing."""
+    trim_threshold, mmap_threshold = -1, -3  # malloc.h
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # other C libraries lack it
+        libc.mallopt(mmap_threshold, 1 << 25)
+        libc.mallopt(trim_threshold, 1 << 28)

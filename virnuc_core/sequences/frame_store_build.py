@@ -5,16 +5,20 @@ import shutil
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import ByteColumn, Int64
+from virnuc_core.columns import ByteColumn, Int64, UInt8
+from virnuc_core.env_config import available_threads
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import atomic_path, naming, sync_file, sync_folder, temporary_name
+from virnuc_core.host_memory import keep_freed_memory
 from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name
+from virnuc_core.prefetcher import Prefetcher
 from virnuc_core.sequences.frame_store import (
     REJECTED_NAME,
     FrameStore,
@@ -22,7 +26,7 @@ from virnuc_core.sequences.frame_store import (
     content_digest,
     map_strings,
 )
-from virnuc_core.sequences.frames import ChunkTable, chunk_table, longest_orfs, open_frames
+from virnuc_core.sequences.frames import ChunkTable, FrameTable, chunk_table, longest_orfs, open_frames
 from virnuc_core.sequences.reader import STDIN, Record, input_digest, iter_records, rejection_reason
 from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile
 
@@ -90,6 +94,28 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         sync_folder(folder.parent)
 
 
+@dataclass(frozen=True, slots=True)
+class _ChunkGroup:
+    """Chunks of about `_BATCH_LETTERS` in all, the first with number `first_chunk`; chunk i is bases[starts[i]:ends[i]]."""
+
+    first_chunk: int
+    bases: UInt8
+    starts: Int64
+    ends: Int64
+
+
+def _groups(sequences: ByteColumn, chunks: ChunkTable, first_chunk: int) -> Iterator[_ChunkGroup]:
+    """Cuts the chunks of records into groups, also within a record."""
+    starts = sequences.offsets[chunks.record] + chunks.start
+    ends = sequences.offsets[chunks.record] + chunks.end
+    bounds = np.searchsorted(ends, np.arange(_BATCH_LETTERS, int(ends[-1]), _BATCH_LETTERS))
+    for group in np.split(np.arange(len(ends)), bounds):
+        if len(group):
+            left, right = int(starts[group[0]]), int(ends[group[-1]])
+            bases, first = sequences.data[left:right], first_chunk + int(group[0])
+            yield _ChunkGroup(first, bases, starts[group] - left, ends[group] - left)
+
+
 class _Builder:
     num_records = num_chunks = num_frames = num_rejected = num_escaped = 0
 
@@ -134,7 +160,22 @@ class _Builder:
         self.finish(digests)
 
     def add_all(self, records: Iterable[Record]) -> None:
-        """Stores the usable records, and lists the others in rejected.tsv."""
+        """Stores the usable records and their frames, and lists the others in rejected.tsv."""
+        keep_freed_memory()
+        threads = min(4, available_threads())  # what holds Python's lock takes a third of the time
+        with Prefetcher(
+            self._find_frames, self._add_records(records), depth=threads, threads=threads
+        ) as found:
+            for first_chunk, frames in found:
+                self._append("frame_chunk", first_chunk + frames.chunk)
+                self._append("frame_number", frames.frame)
+                self._append("frame_start", frames.start)
+                self._append_strings("protein", frames.protein)
+                self._append_strings("dna", frames.dna)
+                self.num_frames += len(frames.chunk)
+
+    def _add_records(self, records: Iterable[Record]) -> Iterator[_ChunkGroup]:
+        """Stores everything but the frames; yields the chunks to find these in."""
         batch: list[Record] = []
         letters = 0
         with open(self.folder / REJECTED_NAME, "w", encoding="utf-8", newline="\n") as rejected:
@@ -153,10 +194,10 @@ class _Builder:
                 batch.append(record)
                 letters += length
                 if letters >= _BATCH_LETTERS:
-                    self._add(batch)
+                    yield from self._add(batch)
                     batch, letters = [], 0
         if batch:
-            self._add(batch)
+            yield from self._add(batch)
 
     def finish(self, inputs: tuple[InputFile, ...]) -> None:
         """Writes meta.json, when everything else is on the disk."""
@@ -177,7 +218,7 @@ class _Builder:
             min_length=self.min_length,
         ).write(self.folder)
 
-    def _add(self, batch: list[Record]) -> None:
+    def _add(self, batch: list[Record]) -> Iterator[_ChunkGroup]:
         given = [_name(record) for record in batch]
         plain = [plain_name(name) for name in given]
         self.num_escaped += sum(name != written for name, written in zip(given, plain, strict=True))
@@ -197,31 +238,19 @@ class _Builder:
         else:
             self._append_strings("sequence", sequences)
             chunks = chunk_table(sequences.lengths, self.chunk_length)
-            self._add_frames(sequences, chunks)
         self._append("chunk_record", self.num_records + chunks.record)
         self._append("chunk_index", chunks.index)
         self._append("chunk_start", chunks.start)
         self._append("chunk_end", chunks.end)
+        first_chunk = self.num_chunks
         self.num_records += len(batch)
         self.num_chunks += len(chunks.record)
+        if self.chunk_length is not None:
+            yield from _groups(sequences, chunks, first_chunk)
 
-    def _add_frames(self, sequences: ByteColumn, chunks: ChunkTable) -> None:
+    def _find_frames(self, group: _ChunkGroup) -> tuple[int, FrameTable]:
         find_frames = open_frames if self.frames == "open" else longest_orfs
-        starts = sequences.offsets[chunks.record] + chunks.start
-        ends = sequences.offsets[chunks.record] + chunks.end
-        # A record may exceed a batch: chunks are translated in groups of about _BATCH_LETTERS.
-        bounds = np.searchsorted(ends, np.arange(_BATCH_LETTERS, int(ends[-1]), _BATCH_LETTERS))
-        for group in np.split(np.arange(len(ends)), bounds):
-            if not len(group):
-                continue
-            left, right = int(starts[group[0]]), int(ends[group[-1]])
-            frames = find_frames(sequences.data[left:right], starts[group] - left, ends[group] - left)
-            self._append("frame_chunk", self.num_chunks + group[0] + frames.chunk)
-            self._append("frame_number", frames.frame)
-            self._append("frame_start", frames.start)
-            self._append_strings("protein", frames.protein)
-            self._append_strings("dna", frames.dna)
-            self.num_frames += len(frames.chunk)
+        return group.first_chunk, find_frames(group.bases, group.starts, group.ends)
 
     def _append(self, name: str, values: npt.NDArray[Any]) -> None:
         with (self.folder / f"{name}.bin").open("ab") as file:
