@@ -1,7 +1,7 @@
 """The lanes of this machine: each computes some of a run's shards on one device.
 
-The only lane of a machine with one device is this process. Several lanes have a process each, which imports what it needs while
-the inputs are indexed. Either way the models may stay loaded for the next run.
+Several lanes have a process each, which imports what it needs while the inputs are indexed. So may the only lane; else it is this
+process. Either way the models may stay loaded for the next run.
 """
 
 import ctypes
