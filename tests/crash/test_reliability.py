@@ -37,7 +37,7 @@ def test_kills_at_random(tmp_path: Path) -> None:
 def test_kills_at_changes_of_the_disk_power_failures_and_calls_that_fail(tmp_path: Path) -> None:
     report = report_of(tmp_path / "report.json", "faults", "--number", "6")
     assert report["kills"]["continued_identical"] == {"as it is": 6, "content lost": 6, "names lost": 6}
-    assert report["errors"]["endings"]["exit code 6"] >= 3
+    assert report["errors"]["endings"]["exit code 6"] >= 2  # others are repeated
 
 
 @pytest.mark.timeout(900)
