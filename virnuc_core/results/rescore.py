@@ -139,11 +139,14 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
 
 
 def _head_for(file: Embeddings, path: Path, matrices: tuple[str, ...]) -> Head:
-    head, width = load_head(path), sum(file.rows(name, 0, 0).shape[1] for name in matrices)
-    if width != sum(head.widths):
+    head, widths = load_head(path), tuple(file.rows(name, 0, 0).shape[1] for name in matrices)
+    # Both the vectors and the head may have the two models together.
+    if head.widths != widths and not (
+        1 in map(len, (head.widths, widths)) and sum(head.widths) == sum(widths)
+    ):
+        given = " and ".join(map(str, widths))
         raise MismatchError(
-            f"the classifier head takes {sum(head.widths)} features, but the models produce {width} (DNA and protein "
-            "together). Use the head trained on these models."
+            f"head {path.name} takes {head.takes}, but the embeddings are {given} wide. Use the head trained on these models."
         )
     if isinstance(head, ContigHead) and SIZES not in file:
         raise UsageError(

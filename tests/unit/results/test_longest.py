@@ -82,6 +82,9 @@ def test_stored_starts_are_where_the_dna_begins(
         other.attrs["frames"] = "longest"
     with pytest.raises(UsageError, match="scores the longest ORFs and needs their 'sizes'"):
         score_embeddings(tmp_path / "y.h5", str(made_models.longest_head), tmp_path / "y.tsv")
+    save_head(make_contig_head(100, 92), tmp_path / "of_other_models.safetensors", {})
+    with pytest.raises(MismatchError, match="of width 100 and 92, but the embeddings are 96 and 96 wide"):
+        score_embeddings(tmp_path / "y.h5", str(tmp_path / "of_other_models.safetensors"), tmp_path / "y.tsv")
     with Embeddings(finished_run.folder.embeddings, own=True) as file:
         assert (file.frames, file.starts) == ("open", None)
 
