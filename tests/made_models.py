@@ -20,11 +20,11 @@ from virnuc_core.inference.runner import LoadedModels, load_planned_head, run_sh
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.models.catalogue import chunks_of
 from virnuc_core.models.checkpoint import (
-    CONFIG_NAMES,
     DNABERT,
     TOKEN_TYPE,
     TRANSFORMERS_ESM,
     Checkpoint,
+    config_sizes,
     load_model,
     parameter_shapes,
 )
@@ -157,7 +157,7 @@ def make_spec(family: Family, **changes: object) -> ModelSpec:
 
 def published_config(spec: ModelSpec) -> dict[str, object]:
     """The content of config.json."""
-    config = {theirs: getattr(spec, ours) for ours, theirs in CONFIG_NAMES.items()}
+    config = config_sizes(spec)
     if spec.family == "dnabert_s":
         return config | {"model_type": "bert"}
     return config | {"model_type": "esm", "position_embedding_type": "rotary", "token_dropout": True}

@@ -125,7 +125,7 @@ def _figures(network: Network, sample: Sample) -> dict[str, float]:
         margins = _numbers(head.contig_margin(logits, to_device(sample.num_chunks, device)))
     else:
         logits = head.chunk(codes)
-        margins = _numbers(head.virus_margin(logits) / head.chunk_temperature)
+        margins = _numbers(head.chunk_margin(logits))
     is_viral, classes = sample.is_viral, sample.genomes.classes[sample.record]
     balanced = np.where(is_viral, 0.5 / is_viral.sum(), 0.5 / (~is_viral).sum())
     is_right = logits.argmax(1).cpu().numpy() == classes

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from scripts.train_bundled.network import Network
 from virnuc_core.models.checkpoint import (
-    CONFIG_NAMES,
     DNABERT,
     TOKEN_TYPE,
     TRANSFORMERS_ESM,
     Checkpoint,
     KeyLayout,
+    config_sizes,
     read_weights,
 )
 from virnuc_core.models.encoders import Encoder
@@ -87,15 +87,11 @@ def unpair_rows(qkv: Tensor, num_heads: int) -> Tensor:
     return torch.cat((halves, values))
 
 
-def _sizes(spec: ModelSpec) -> dict[str, object]:
-    return {theirs: getattr(spec, ours) for ours, theirs in CONFIG_NAMES.items()}
-
-
 def _esm2_config(spec: ModelSpec) -> dict[str, object]:
     return {
         "architectures": ["EsmModel"],
         "model_type": "esm",
-        **_sizes(spec),
+        **config_sizes(spec),
         "position_embedding_type": "rotary",
         "token_dropout": spec.token_dropout,
         "emb_layer_norm_before": False,
@@ -107,4 +103,4 @@ def _esm2_config(spec: ModelSpec) -> dict[str, object]:
 
 def _dnabert_config(spec: ModelSpec) -> dict[str, object]:
     names = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
-    return {**names, **_sizes(spec), "type_vocab_size": 2, "pad_token_id": 3, "torch_dtype": "float16"}
+    return {**names, **config_sizes(spec), "type_vocab_size": 2, "pad_token_id": 3, "torch_dtype": "float16"}

@@ -306,7 +306,7 @@ def plan_head(
     """A head by name or path, which takes the vectors of these models."""
     path = resolve_head(name, chunk_length, frames)
     head, widths = load_head(path), tuple(model.spec.embedding_dim for model in models)
-    if head.widths not in (widths, (sum(widths),)):
+    if not head.fits(widths):
         given = " and ".join(
             f"{model.name} gives {width}" for model, width in zip(models, widths, strict=True)
         )

@@ -30,7 +30,7 @@ from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ProductBackend,
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
 
 # Our name of each value of the architecture -> its name in config.json.
-CONFIG_NAMES: Final = {
+_CONFIG_NAMES: Final = {
     "vocab_size": "vocab_size",
     "embedding_dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -39,6 +39,11 @@ CONFIG_NAMES: Final = {
     "layer_norm_eps": "layer_norm_eps",
 }
 _log = logging.getLogger(__name__)
+
+
+def config_sizes(spec: ModelSpec) -> dict[str, Any]:
+    """The sizes of an architecture as config.json names them."""
+    return {theirs: getattr(spec, ours) for ours, theirs in _CONFIG_NAMES.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,7 +310,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{path} cannot be read ({error}). Put the model's config.json there: only it states the number of heads."
             ) from error
-        declared = {ours: config.get(theirs) for ours, theirs in CONFIG_NAMES.items()}
+        declared = {ours: config.get(theirs) for ours, theirs in _CONFIG_NAMES.items()}
         if self.family == "esm2":
             if config.get("position_embedding_type") != "rotary" or config.get("emb_layer_norm_before"):
                 raise CheckpointError(

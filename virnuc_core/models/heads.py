@@ -46,7 +46,6 @@ class Head(nn.Module, ABC):
     Attributes:
         frames: what it scores of a chunk.
         widths: F; or, of a head that knows them apart, those of the DNA vectors and the protein vectors.
-        takes: `widths` in words.
         classes: names, those of viruses first; empty if it tells no classes.
         facts: what its file states of it, besides how it was made.
         confidence_rules: of the calls of contigs, the most confident first; all others are unsure.
@@ -56,7 +55,6 @@ class Head(nn.Module, ABC):
     confidence_rules: ClassVar[tuple[ConfidenceRule, ...]]
     _kind: ClassVar[str]
     widths: tuple[int, ...]
-    takes: str
     classes: tuple[str, ...]
     facts: Mapping[str, Any]
 
@@ -64,6 +62,18 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def _read(cls, path: Path) -> Self:
         """Reads a head for `load_head`, which reports the errors."""
+
+    @property
+    def takes(self) -> str:
+        """`widths` in words."""
+        if len(self.widths) == 1:
+            return f"{self.widths[0]} features"
+        return "DNA and protein embeddings of width {} and {}".format(*self.widths)
+
+    def fits(self, widths: tuple[int, ...]) -> bool:
+        """Whether it takes vectors of these widths, of DNA and protein or of both in one."""
+        is_joined = 1 in (len(self.widths), len(widths))
+        return self.widths == widths or (is_joined and sum(self.widths) == sum(widths))
 
     @abstractmethod
     def score_rows(self, features: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
@@ -91,8 +101,7 @@ class MLPClassifier(Head):
 
     def __init__(self, in_features: int, hidden_width: int = 512) -> None:
         super().__init__()
-        self.widths, self.takes = (in_features,), f"{in_features} features"
-        self.classes, self.facts = (), {}
+        self.widths, self.classes, self.facts = (in_features,), (), {}
         self.hidden_layer = nn.Linear(in_features, hidden_width)
         self.bn1 = nn.BatchNorm1d(hidden_width)
         self.output_layer = nn.Linear(hidden_width, 2)
@@ -211,7 +220,6 @@ class ContigHead(Head):
         super().__init__()
         self.spec, self.classes = spec, spec.classes
         self.widths = (spec.dna_width, spec.protein_width)
-        self.takes = "DNA and protein embeddings of width {} and {}".format(*self.widths)
         self.facts = {"frames": self.frames, "spec": asdict(spec)}
         code, width = spec.code_width, spec.context_width
         self.dna_norm = nn.LayerNorm(spec.dna_width)
@@ -273,6 +281,10 @@ class ContigHead(Head):
         virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
         return virus.logsumexp(1) - other.logsumexp(1)
 
+    def chunk_margin(self, logits: Tensor) -> Tensor:
+        """Calibrated log-odds of a virus, fp32 (n,), of logits of rows or chunks (n, K)."""
+        return self.virus_margin(logits) / self.chunk_temperature
+
     def contig_margin(self, logits: Tensor, num_chunks: Tensor) -> Tensor:
         """Calibrated log-odds of a virus, fp32 (R,), of logits of contigs (R, K) with so many scored chunks (R,)."""
         intercept, slope = self.contig_temperature
@@ -286,7 +298,7 @@ class ContigHead(Head):
         assert sizes is not None
         dna, protein = features.tensor_split([self.spec.dna_width], dim=1)
         codes = self.row_codes(dna, protein, sizes).half()
-        margin = self.virus_margin(self.chunk(codes.float())) / self.chunk_temperature
+        margin = self.chunk_margin(self.chunk(codes.float()))
         return {"scores": torch.stack((-margin, margin), dim=1).sigmoid(), "codes": codes}
 
     @torch.inference_mode()
@@ -315,7 +327,7 @@ class ContigHead(Head):
                 )
             p_contig = _probabilities(self.contig_margin(contig_logits, torch.from_numpy(counts)))
             p_chunk, p_region = np.full((2, len(rows.contig)), np.nan)
-            p_chunk[chunks] = _probabilities(self.virus_margin(logits) / self.chunk_temperature)
+            p_chunk[chunks] = _probabilities(self.chunk_margin(logits))
             p_region[chunks] = _probabilities(self.virus_margin(context) / self.context_temperature)
             novelty = self.novelty(embedding).double().numpy()
         virus, other = contig_logits.tensor_split([self.spec.num_virus], dim=1)

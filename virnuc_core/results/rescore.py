@@ -140,10 +140,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
 
 def _head_for(file: Embeddings, path: Path, matrices: tuple[str, ...]) -> Head:
     head, widths = load_head(path), tuple(file.rows(name, 0, 0).shape[1] for name in matrices)
-    # Both the vectors and the head may have the two models together.
-    if head.widths != widths and not (
-        1 in map(len, (head.widths, widths)) and sum(head.widths) == sum(widths)
-    ):
+    if not head.fits(widths):
         given = " and ".join(map(str, widths))
         raise MismatchError(
             f"head {path.name} takes {head.takes}, but the embeddings are {given} wide. Use the head trained on these models."

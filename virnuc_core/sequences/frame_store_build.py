@@ -238,15 +238,13 @@ class _Builder:
         else:
             self._append_strings("sequence", sequences)
             chunks = chunk_table(sequences.lengths, self.chunk_length)
+            yield from _groups(sequences, chunks, self.num_chunks)
         self._append("chunk_record", self.num_records + chunks.record)
         self._append("chunk_index", chunks.index)
         self._append("chunk_start", chunks.start)
         self._append("chunk_end", chunks.end)
-        first_chunk = self.num_chunks
         self.num_records += len(batch)
         self.num_chunks += len(chunks.record)
-        if self.chunk_length is not None:
-            yield from _groups(sequences, chunks, first_chunk)
 
     def _find_frames(self, group: _ChunkGroup) -> tuple[int, FrameTable]:
         find_frames = open_frames if self.frames == "open" else longest_orfs
